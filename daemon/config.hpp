@@ -1,0 +1,83 @@
+// The daemon's configuration: every key, its default, its range, and whether SIGHUP may change it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "shm/status.hpp"
+#include "shm/waiting.hpp"
+
+namespace hicache::daemon {
+
+enum class EvictionPolicyName { lru, lfu };
+
+// Sizes may be written as numbers of bytes or as text with a unit: "64KiB", "512MiB", "200GiB". Keys marked
+// (reload) may change with SIGHUP; a reload that changes another key is refused as a whole and names it.
+struct Config {
+  std::string name = "default";  // names the shared memory objects and the default socket
+
+  struct Socket {
+    std::string path;                         // "" = default_socket_path(name)
+    std::vector<std::uint32_t> allowed_uids;  // besides root and the daemon's own user (reload)
+    std::uint32_t max_connections = 256;      // further ones are refused at once (reload)
+  } socket;
+
+  struct Pool {
+    std::uint64_t bytes = 1ull << 30;          // reserved at start
+    std::uint64_t segment_bytes = 4ull << 20;  // power of two from 64 KiB to 1 GiB
+    std::uint32_t max_pages = 0;               // logical pages at most; 0 = pool.bytes / 16 KiB, at most 4 Mi
+  } pool;
+
+  struct Region {
+    bool keep_on_exit = false;            // leave the shared memory objects behind for inspection
+    std::uint32_t flight_records = 4096;  // power of two
+  } region;
+
+  struct Eviction {
+    EvictionPolicyName policy = EvictionPolicyName::lru;
+    // Background eviction starts above high and stops at low, as fractions of max_pages and of pool.bytes.
+    // high_watermark 0 = off.
+    double high_watermark = 0.95;  // (reload)
+    double low_watermark = 0.90;   // (reload)
+  } eviction;
+
+  WaitPolicy waiting{0, 1000, 50};         // the coordinator's ladder (reload)
+  WaitPolicy client_waiting{0, 1000, 50};  // what clients are told at attach (reload)
+
+  struct TransferConfig {
+    std::uint32_t threads = 1;  // of the host backend, 1 to 64
+  } transfer;
+
+  struct Limits {
+    std::uint32_t clients = 64;                    // attached ranks and schedulers, at most 1024
+    std::uint32_t namespaces = 64;                 // at most 4096
+    std::uint32_t leases = 4096;                   // in all, at most 1 Mi
+    std::uint32_t leases_per_group = 1024;         // (reload)
+    std::uint32_t submission_entries = 256;        // of each client's ring, power of two
+    std::uint32_t completion_entries = 1024;       // power of two, at least twice submission_entries
+    std::uint64_t arena_bytes = 4ull << 20;        // of each client, for hash and page lists
+    std::uint32_t operation_deadline_ms = 30'000;  // default of operations that name none (reload)
+    std::uint32_t max_deadline_ms = 600'000;       // longer ones are cut to this (reload)
+    std::uint32_t hello_deadline_ms = 5'000;       // connections without a Hello are closed (reload)
+  } limits;
+
+  struct Log {
+    std::string level = "info";  // trace, debug, info, warn, error (reload)
+    std::string file;            // "" = standard error
+  } log;
+
+  [[nodiscard]] std::uint32_t page_table_entries() const;
+};
+
+// Reads a configuration from JSON text. Unknown keys, wrong types and values out of range are refused; the
+// message names the key's path, what was found and what was expected, and lists every fault, not only the
+// first.
+Result<Config> parse_config(const std::string& json_text);
+Result<Config> load_config(const std::string& path);
+// The whole configuration as JSON, every key present.
+std::string config_to_json(const Config& config);
+// Takes the (reload) keys of `next` into `current`. invalid_argument naming the keys when others differ.
+Outcome apply_reload(Config& current, const Config& next);
+
+}  // namespace hicache::daemon

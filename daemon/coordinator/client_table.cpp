@@ -1,0 +1,116 @@
+#include "daemon/coordinator/client_table.hpp"
+
+#include <algorithm>
+#include <cassert>
+
+#include "daemon/coordinator/stats.hpp"
+#include "shm/clock.hpp"
+#include "shm/region.hpp"
+
+namespace hicache::daemon {
+namespace {
+constexpr auto kRelaxed = std::memory_order_relaxed;
+}
+
+ClientTable::ClientTable(std::span<ClientEntry> entries) : entries_(entries), clients_(entries.size()) {
+  for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+    clients_[i].slot = ClientSlot{i};
+    entries_[i].group.store(kNone32, kRelaxed);
+    entries_[i].namespace_id.store(kNone32, kRelaxed);
+  }
+}
+
+Client* ClientTable::admit(const AttachRequest& request, std::uint64_t instance_epoch) {
+  const auto free_slot = std::find_if(clients_.begin(), clients_.end(),
+                                      [](const Client& c) { return c.state == ClientState::free; });
+  if (free_slot == clients_.end()) return nullptr;
+  Client& client = *free_slot;
+  client.generation = Generation{client.generation.value + 1 == 0 ? 1 : client.generation.value + 1};
+  client.role = request.hello.role;
+  client.tp_rank = request.hello.tp_rank;
+  client.channel = request.channel;
+  client.kick = request.kick;
+  client.memory.reset();
+  client.geometry = request.geometry;
+  client.open_operations = client.owed_returns = client.copies_in_flight = 0;
+  client.has_new_completions = false;
+
+  auto* base = static_cast<std::uint8_t*>(request.channel->data());
+  client.header = reinterpret_cast<ChannelHeader*>(base);
+  client.arena = base + request.geometry.arena_offset;
+  client.header->instance_epoch.store(instance_epoch, kRelaxed);
+  client.header->client_slot.store(client.slot.value, kRelaxed);
+  client.header->client_generation.store(client.generation.value, kRelaxed);
+  client.header->magic.store(kChannelMagic, std::memory_order_release);
+  client.submissions =
+      RingConsumer<Submission>(reinterpret_cast<const RingEntry*>(base + request.geometry.sq_offset),
+                               request.geometry.sq_entries, &client.header->sq_head);
+  client.completions = RingProducer<Completion>(reinterpret_cast<RingEntry*>(base + request.geometry.cq_offset),
+                                                request.geometry.cq_entries, &client.header->cq_head,
+                                                &client.header->cq_tail);
+
+  ClientEntry& e = entries_[client.slot.value];
+  e.generation.store(client.generation.value, kRelaxed);
+  e.pid.store(request.pid, kRelaxed);
+  e.uid.store(request.uid, kRelaxed);
+  e.start_ticks.store(request.start_ticks, kRelaxed);
+  e.role.store(static_cast<std::uint32_t>(client.role), kRelaxed);
+  e.tp_rank.store(client.tp_rank, kRelaxed);
+  e.attached_unix_ns.store(unix_ns(), kRelaxed);
+  e.device_pages.store(0, kRelaxed);
+  e.operations.store(0, kRelaxed);
+  e.errors.store(0, kRelaxed);
+  e.bytes_written.store(0, kRelaxed);
+  e.bytes_loaded.store(0, kRelaxed);
+  e.last_operation_ns.store(0, kRelaxed);
+  store_text(e.engine, request.hello.engine);
+  set_state(client, ClientState::attached);
+  mirror_rings(client);
+  return &client;
+}
+
+Client* ClientTable::find(ClientSlot slot, Generation generation) {
+  if (slot.value >= clients_.size()) return nullptr;
+  Client& client = clients_[slot.value];
+  return client.state != ClientState::free && client.generation == generation ? &client : nullptr;
+}
+
+void ClientTable::publish(const Client& client, GroupSlot group, NamespaceId ns) {
+  entries_[client.slot.value].group.store(group.value, kRelaxed);
+  entries_[client.slot.value].namespace_id.store(ns.value, kRelaxed);
+}
+
+void ClientTable::mirror_rings(const Client& client) {
+  ClientEntry& e = entries_[client.slot.value];
+  e.sq_head.store(client.submissions.head(), kRelaxed);
+  // The client may write anything there; what can't be true is shown as an empty ring.
+  const std::uint32_t tail = client.header->sq_tail.load(kRelaxed);
+  const std::uint32_t head = client.submissions.head();
+  e.sq_tail_seen.store(tail - head > client.geometry.sq_entries ? head : tail, kRelaxed);
+  e.cq_tail.store(client.completions.tail(), kRelaxed);
+  e.cq_head_seen.store(client.completions.head_seen(), kRelaxed);
+  e.operations_in_flight.store(client.open_operations, kRelaxed);
+  e.copies_in_flight.store(client.copies_in_flight, kRelaxed);
+}
+
+void ClientTable::set_state(Client& client, ClientState state) {
+  client.state = state;
+  entries_[client.slot.value].state.store(static_cast<std::uint32_t>(state), kRelaxed);
+  attached_.clear();
+  for (const Client& c : clients_) {
+    if (c.state == ClientState::attached) attached_.push_back(c.slot);
+  }
+}
+
+void ClientTable::remove(Client& client) {
+  assert(client.copies_in_flight == 0);
+  publish(client, GroupSlot::none(), NamespaceId::none());
+  client.channel.reset();
+  client.kick.reset();
+  client.memory.reset();
+  client.header = nullptr;
+  client.arena = nullptr;
+  set_state(client, ClientState::free);
+}
+
+}  // namespace hicache::daemon

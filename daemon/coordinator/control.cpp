@@ -1,0 +1,182 @@
+// hicache-ctl's commands, answered as JSON. docs/protocol.md lists them.
+#include <charconv>
+#include <nlohmann/json.hpp>
+
+#include "daemon/coordinator/coordinator_impl.hpp"
+#include "shm/prefix_hash.hpp"
+
+namespace hicache::daemon {
+namespace {
+
+using nlohmann::json;
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// Names come from clients and need not be UTF-8, which JSON text must be.
+std::string text_of(const json& value) {
+  return value.dump(-1, ' ', true, json::error_handler_t::replace);
+}
+
+template <class Atomic>
+auto get(const Atomic& a) {
+  return a.load(kRelaxed);
+}
+
+std::string_view name_of(GroupState state) {
+  switch (state) {
+    case GroupState::free: return "free";
+    case GroupState::active: return "active";
+    case GroupState::broken: return "broken";
+  }
+  return "unknown";
+}
+
+}  // namespace
+
+std::uint32_t Coordinator::Impl::evict_pages(std::uint32_t count) {
+  std::uint32_t evicted = 0;
+  while (evicted < count && pages.evict_one(EvictReason::request)) ++evicted;
+  return evicted;
+}
+
+// Evicts every page of a namespace that can go now: leaves first, then the parents they uncover.
+std::uint32_t Coordinator::Impl::evict_namespace(NamespaceId ns) {
+  std::uint32_t evicted = 0;
+  for (std::uint32_t i = 0; i < pages.capacity(); ++i) {
+    PageId page{i};
+    while (page && pages.evictable(page) && pages.namespace_of(page) == ns) {
+      const PageId parent = pages.parent(page);
+      pages.evict(page, EvictReason::request);
+      ++evicted;
+      page = parent;
+    }
+  }
+  return evicted;
+}
+
+void Coordinator::Impl::reload(const Config& next) { config = next; }
+
+void Coordinator::Impl::control(ControlRequest& request) {
+  const auto& args = request.arguments;
+  const auto fail = [&](Status status, const std::string& text) {
+    request.answer(status, text_of({{"error", text}, {"status", to_string(status)}}));
+  };
+  const std::string command = args.empty() ? "" : args[0];
+  note(FlightEvent::control, nullptr, Opcode::none, Status::ok, 0, 0, 0);
+  if (command == "status" && args.size() == 1) {
+    json counters = json::object();
+    for (std::uint32_t i = 0; i < kCounterCount; ++i) {
+      counters[std::string(counter_name(static_cast<Counter>(i)))] = get(tables.counters[i]);
+    }
+    const json answer{
+        {"name", config.name},
+        {"state", stopping.load(kRelaxed) ? "draining" : "ready"},
+        {"pid", get(tables.header->daemon_pid)},
+        {"instance_epoch", get(tables.header->instance_epoch)},
+        {"operation_sequence", get(tables.header->operation_sequence)},
+        {"pool", {{"bytes", pool_bytes},
+                  {"used_bytes", pages.slots().used_bytes()},
+                  {"segments", tables.segments.size()},
+                  {"assigned_segments", pages.slots().assigned_segments()},
+                  {"segment_bytes", config.pool.segment_bytes}}},
+        {"pages", {{"capacity", pages.capacity()},
+                   {"resident", pages.resident()},
+                   {"evictable_leaves", pages.evictable_count()}}},
+        {"counters", counters}};
+    return request.answer(Status::ok, text_of(answer));
+  }
+  if (command == "ranks" && args.size() == 1) {
+    json list = json::array();
+    for (const ClientSlot slot : clients.attached()) {
+      const Client& client = clients.get(slot);
+      const ClientEntry& e = clients.entry(client);
+      const Group& group = groups.get(client.group);
+      list.push_back({{"client", slot.value},
+                      {"generation", client.generation.value},
+                      {"role", to_string(client.role)},
+                      {"engine", group.engine},
+                      {"group", group.slot.value},
+                      {"group_state", name_of(group.state)},
+                      {"group_leases", group.leases},
+                      {"tp_rank", client.tp_rank},
+                      {"tp_size", group.tp_size},
+                      {"namespace", group.namespace_id.value},
+                      {"pid", get(e.pid)},
+                      {"uid", get(e.uid)},
+                      {"device_pages", get(e.device_pages)},
+                      {"operations", get(e.operations)},
+                      {"errors", get(e.errors)},
+                      {"open_operations", client.open_operations},
+                      {"copies_in_flight", client.copies_in_flight},
+                      {"bytes_written", get(e.bytes_written)},
+                      {"bytes_loaded", get(e.bytes_loaded)}});
+    }
+    return request.answer(Status::ok, text_of({{"ranks", list}}));
+  }
+  if (command == "namespaces" && args.size() == 1) {
+    json list = json::array();
+    for (std::uint32_t i = 0; i < tables.namespaces.size(); ++i) {
+      const NamespaceId id{i};
+      if (!namespaces.known(id)) continue;
+      const Namespace& ns = namespaces.get(id);
+      const NamespaceEntry& e = tables.namespaces[i];
+      list.push_back({{"namespace", i},
+                      {"state", namespaces.retired(id) ? "retired" : "active"},
+                      {"model", ns.spec.model},
+                      {"revision", ns.spec.revision},
+                      {"digest", to_hex(ns.digest)},
+                      {"base_digest", to_hex(ns.base_digest)},
+                      {"weights_epoch", ns.spec.weights_epoch},
+                      {"shards", ns.spec.shards()},
+                      {"shard_bytes", ns.spec.shard_bytes()},
+                      {"slot_bytes", ns.spec.slot_bytes()},
+                      {"page_tokens", ns.spec.page_tokens},
+                      {"resident_pages", get(e.resident_pages)},
+                      {"resident_bytes", get(e.resident_pages) * ns.spec.slot_bytes()},
+                      {"hits", get(e.hits)},
+                      {"written", get(e.written)},
+                      {"evicted", get(e.evicted)},
+                      {"attached_clients", get(e.attached_clients)}});
+    }
+    return request.answer(Status::ok, text_of({{"namespaces", list}}));
+  }
+  if (command == "clear" && args.size() == 1) {
+    const auto scope = commit();
+    const std::uint32_t evicted = evict_pages(kNone32);
+    return request.answer(Status::ok, text_of({{"evicted", evicted}, {"resident", pages.resident()}}));
+  }
+  if (command == "evict" && args.size() == 2) {
+    std::uint32_t count = 0;
+    const auto [end, error] = std::from_chars(args[1].data(), args[1].data() + args[1].size(), count);
+    if (error != std::errc{} || end != args[1].data() + args[1].size()) {
+      return fail(Status::invalid_argument, "evict '" + args[1] + "': expected a number of pages");
+    }
+    const auto scope = commit();
+    const std::uint32_t evicted = evict_pages(count);
+    return request.answer(Status::ok, text_of({{"evicted", evicted}, {"resident", pages.resident()}}));
+  }
+  if (command == "config" && args.size() == 1) return request.answer(Status::ok, config_to_json(config));
+  if (command == "namespace" && args.size() == 3 && args[1] == "bump") {
+    const auto scope = commit();
+    auto retired = namespaces.bump(args[2]);
+    if (!retired) return fail(retired.status(), retired.error().message);
+    json list = json::array();
+    for (const NamespaceId id : *retired) {
+      const NamespaceId successor{get(tables.namespaces[id.value].successor)};
+      groups.for_each([&](Group& group) {
+        if (group.namespace_id != id || !successor) return;
+        groups.set_namespace(group, successor);
+        move_clients(group, successor);
+      });
+      list.push_back({{"namespace", id.value},
+                      {"successor", successor.value},
+                      {"weights_epoch", namespaces.get(successor ? successor : id).spec.weights_epoch},
+                      {"evicted", evict_namespace(id)}});
+    }
+    return request.answer(Status::ok, text_of({{"bumped", list}}));
+  }
+  std::string text = "unknown command '";
+  for (std::size_t i = 0; i < args.size(); ++i) text += (i ? " " : "") + args[i];
+  fail(Status::invalid_argument, text + "': expected status, ranks, namespaces, clear, evict N, config or namespace bump PREFIX");
+}
+
+}  // namespace hicache::daemon

@@ -1,0 +1,45 @@
+// The coordinator: the one thread that decides. Only it writes the index, the page table and every other table of the
+// control region. It serves the clients' rings in turn and takes requests from the other threads.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "daemon/config.hpp"
+#include "daemon/coordinator/requests.hpp"
+#include "shm/region.hpp"
+
+namespace hicache::daemon {
+
+struct CoordinatorOptions {
+  Config config;
+  Tables tables;        // of a region whose header is complete; the tables are zeroed
+  std::uint64_t pool_bytes = 0;
+};
+
+class Coordinator {
+ public:
+  explicit Coordinator(const CoordinatorOptions& options);
+  ~Coordinator();
+  Coordinator(const Coordinator&) = delete;
+  Coordinator& operator=(const Coordinator&) = delete;
+
+  // Where copies go. Must be set before run(); outlives the coordinator's thread.
+  void set_transfers(TransferEngine* transfers);
+
+  // Hands a request over; never blocks, from any thread.
+  void post(CoordinatorRequest request);
+
+  // The coordinator's thread body: returns after stop(), once the operations in flight have ended or drain_ms passed.
+  void run();
+  // Asks run() to drain: no new operations, those in flight end first. From any thread.
+  void stop(std::uint32_t drain_ms);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace hicache::daemon

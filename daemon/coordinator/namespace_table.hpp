@@ -1,0 +1,71 @@
+// Namespaces: one entry per digest. A namespace stays while it has pages, or a group or lease holds it; a bump of its weights epoch
+// retires it and makes a successor that clients follow by themselves.
+//
+// Thread safety: none; the coordinator's own.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "daemon/coordinator/slot_allocator.hpp"
+#include "shm/namespace_spec.hpp"
+#include "shm/region.hpp"
+
+namespace hicache::daemon {
+
+// A namespace in private memory, beside its entry in the control region.
+struct Namespace {
+  NamespaceId id;
+  NamespaceSpec spec;  // with the weights epoch in force
+  PrefixHash digest;
+  PrefixHash base_digest;
+  SizeClassId size_class;
+};
+
+class NamespaceTable {
+ public:
+  NamespaceTable(std::span<NamespaceEntry> entries, SlotAllocator& slots);
+
+  // The namespace of a spec, made on first use. The weights epoch in force is the spec's plus the bumps of this
+  // daemon. again when the table is full, too_large when a page of it does not fit the pool.
+  Result<NamespaceId> find_or_create(NamespaceSpec spec);
+  [[nodiscard]] const Namespace& get(NamespaceId id) const { return *namespaces_[id.value]; }
+  [[nodiscard]] bool known(NamespaceId id) const {
+    return id.value < namespaces_.size() && namespaces_[id.value].has_value();
+  }
+  [[nodiscard]] NamespaceEntry& entry(NamespaceId id) { return entries_[id.value]; }
+  [[nodiscard]] bool retired(NamespaceId id) const {
+    return entries_[id.value].state.load(std::memory_order_relaxed) ==
+           static_cast<std::uint32_t>(NamespaceState::retired);
+  }
+
+  // Retires every active namespace whose base digest starts with `hex_prefix` (at least 8 digits) and makes
+  // its successor with the next weights epoch. Returns the retired ones; not_found when none matches. When
+  // the table has no room for a successor nothing changes (again).
+  Result<std::vector<NamespaceId>> bump(const std::string& hex_prefix);
+
+  // A group or a lease uses the namespace: it must not be freed, whether it has pages or not.
+  void hold(NamespaceId id) { ++holds_[id.value]; }
+  void drop(NamespaceId id);
+
+  // Frees entries that nobody holds and that have no pages: retired ones always, active ones when room is needed.
+  void collect(bool active_too);
+
+ private:
+  struct HashLess {
+    bool operator()(const PrefixHash& a, const PrefixHash& b) const { return a.words < b.words; }
+  };
+  [[nodiscard]] std::optional<NamespaceId> free_entry();
+  void free(NamespaceId id);
+
+  std::span<NamespaceEntry> entries_;
+  SlotAllocator& slots_;
+  std::vector<std::optional<Namespace>> namespaces_;
+  std::vector<std::uint32_t> holds_;
+  std::map<PrefixHash, std::uint64_t, HashLess> bumps_;  // by base digest
+};
+
+}  // namespace hicache::daemon

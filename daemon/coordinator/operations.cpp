@@ -1,0 +1,309 @@
+// What a submission must look like, and the operations that end at once or belong to one rank.
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "daemon/coordinator/coordinator_impl.hpp"
+
+namespace hicache::daemon {
+namespace {
+
+constexpr std::uint64_t holder_bit(const Client& client) {
+  return client.role == Role::scheduler ? 1ull << kSchedulerHolderBit : 1ull << client.tp_rank;
+}
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+}  // namespace
+
+std::uint64_t Coordinator::Impl::deadline_of(const Submission& submission) const {
+  const std::uint32_t wanted =
+      submission.deadline_ms == 0 ? config.limits.operation_deadline_ms : submission.deadline_ms;
+  return now_ns + std::uint64_t{std::min(wanted, config.limits.max_deadline_ms)} * 1'000'000;
+}
+
+void Coordinator::Impl::answer(Client& client, const Submission& submission, std::uint64_t sequence, Status status) {
+  Completion c;
+  c.user_data = submission.user_data;
+  c.opcode = submission.opcode;
+  c.status = status;
+  c.lease = submission.opcode == Opcode::reserve ? 0 : submission.sequence_or_lease;
+  c.operation_sequence = sequence;
+  complete(client, c);
+}
+
+// Everything that can be said about an entry without looking at leases or groups.
+Status Coordinator::Impl::check(const Client& client, const Submission& s) const {
+  if (static_cast<std::uint8_t>(s.opcode) >= kOpcodeCount || s.opcode == Opcode::none) return Status::invalid_argument;
+  if (s.flags != 0 || s.reserved0 != 0 || s.reserved1 != 0 || s.reserved2 != 0) return Status::invalid_argument;
+  const bool has_list = s.opcode == Opcode::reserve || s.opcode == Opcode::write || s.opcode == Opcode::load;
+  if (!has_list) {
+    const bool blank = s.arena_offset == 0 && s.count == 0 && s.first == 0 && s.fence_value == 0 &&
+                       (s.fence == 0 || s.fence == Submission::kNoFence);
+    if (!blank || (s.opcode == Opcode::nop && s.sequence_or_lease != 0)) return Status::invalid_argument;
+    return Status::ok;
+  }
+  if (s.count == 0 || s.sequence_or_lease == 0) return Status::invalid_argument;
+  if (s.count > kMaxPagesPerOperation || s.first > kMaxPagesPerOperation) return Status::too_large;
+  const std::uint64_t bytes_per_page = s.opcode == Opcode::reserve ? sizeof(PrefixHash)
+                                       : s.opcode == Opcode::write ? 2 * sizeof(std::uint32_t)
+                                                                   : sizeof(std::uint32_t);
+  const std::uint64_t bytes = s.count * bytes_per_page;
+  if (s.arena_offset % 8 != 0 || bytes > client.geometry.arena_bytes ||
+      s.arena_offset > client.geometry.arena_bytes - bytes) {
+    return Status::invalid_argument;
+  }
+  if (s.opcode == Opcode::reserve) {
+    return s.first == 0 && s.fence_value == 0 ? Status::ok : Status::invalid_argument;
+  }
+  if (client.role != Role::rank) return Status::not_permitted;
+  const std::uint32_t fences = s.opcode == Opcode::write ? kWriteFences : kProducerSlots;
+  if (s.fence != Submission::kNoFence && s.fence >= fences) return Status::invalid_argument;
+  return Status::ok;
+}
+
+void Coordinator::Impl::execute(Client& client, const Submission& submission) {
+  ++client.open_operations;
+  const std::uint64_t sequence = ++operation_sequence;
+  tables.header->operation_sequence.store(sequence, kRelaxed);
+  stats.add(Counter::operations);
+  ClientEntry& entry = clients.entry(client);
+  bump(entry.operations);
+  entry.last_operation_ns.store(now_ns, kRelaxed);
+  note(FlightEvent::submit, &client, submission.opcode, Status::ok, submission.sequence_or_lease, submission.user_data,
+       submission.count);
+
+  Status status = check(client, submission);
+  if (status == Status::ok && submission.opcode == Opcode::nop) return answer(client, submission, sequence, Status::ok);
+  if (status != Status::ok) {
+    stats.add(Counter::bad_entries);
+    return answer(client, submission, sequence, status);
+  }
+  Group& group = groups.get(client.group);
+  bump(groups.entry(group).operations);
+  if (group.state == GroupState::broken) {
+    stats.add(Counter::peer_lost);
+    return answer(client, submission, sequence, Status::peer_lost);
+  }
+  // What is in flight ends first: its pages are released, and ranks may still join a write that others have
+  // posted.
+  const bool ends_something = submission.opcode == Opcode::release || submission.opcode == Opcode::write;
+  if (stopping.load(kRelaxed) && !ends_something) {
+    return answer(client, submission, sequence, Status::shutting_down);
+  }
+  const auto scope = commit();
+  switch (submission.opcode) {
+    case Opcode::reserve: return execute_reserve(client, submission, sequence);
+    case Opcode::write: return execute_write(client, submission, sequence);
+    case Opcode::load: return execute_load(client, submission, sequence);
+    case Opcode::release: return execute_release(client, submission, sequence);
+    case Opcode::none:
+    case Opcode::nop: break;
+  }
+  answer(client, submission, sequence, Status::internal);
+}
+
+void Coordinator::Impl::execute_reserve(Client& client, const Submission& submission, std::uint64_t sequence) {
+  Group& group = groups.get(client.group);
+  const bool by_scheduler = client.role == Role::scheduler;
+  SequenceWindow& window = group.sequences[by_scheduler ? 1 : 0];
+  // The only read of the hash list: the lease keeps this copy.
+  scratch_hashes.resize(submission.count);
+  std::memcpy(static_cast<void*>(scratch_hashes.data()), client.arena + submission.arena_offset,
+              submission.count * sizeof(PrefixHash));
+
+  const auto found = window.look_up(submission.sequence_or_lease);
+  Lease* lease = nullptr;
+  switch (found.verdict) {
+    case SequenceWindow::Verdict::too_old:
+    case SequenceWindow::Verdict::ended:
+      stats.add(Counter::stale_generation);
+      return answer(client, submission, sequence, Status::stale_generation);
+    case SequenceWindow::Verdict::joined: {
+      lease = leases.find(found.lease).value();
+      if ((lease->posted & holder_bit(client)) != 0) return answer(client, submission, sequence, Status::exists);
+      lease->posted |= holder_bit(client);
+      const bool was_poisoned = lease->poisoned();
+      if (was_poisoned || lease->hashes != scratch_hashes) {
+        if (!was_poisoned) {
+          stats.add(Counter::divergences);
+          bump(groups.entry(group).divergences);
+          poison(*lease);
+        }
+        // This rank will not learn the lease: it holds nothing of it.
+        leases.set_holders(*lease, lease->holders & ~holder_bit(client));
+        answer(client, submission, sequence, was_poisoned ? Status::poisoned : Status::diverged);
+        return try_close(*lease);
+      }
+      break;
+    }
+    case SequenceWindow::Verdict::fresh: {
+      const bool complete = std::none_of(group.members.begin(), group.members.end(),
+                                         [](ClientSlot m) { return m.is_none(); });
+      const bool window_full = static_cast<bool>(found.lease);
+      if (!complete || window_full || group.leases >= config.limits.leases_per_group ||
+          !leases.can_pin(submission.count)) {
+        return answer(client, submission, sequence, Status::again);
+      }
+      lease = leases.open(group.slot, group.namespace_id, submission.sequence_or_lease,
+                          by_scheduler ? holder_bit(client) : group.all_ranks(), scratch_hashes);
+      if (lease == nullptr) return answer(client, submission, sequence, Status::again);
+      window.open(submission.sequence_or_lease, lease->id());
+      groups.change_leases(group, 1);
+      namespaces.hold(lease->namespace_id);
+      lease->posted = holder_bit(client);
+      scratch_pages.clear();
+      pages.find_leading_ready(lease->hashes, lease->namespace_id, scratch_pages);
+      for (std::uint32_t i = 0; i < scratch_pages.size(); ++i) leases.pin(*lease, i, scratch_pages[i]);
+      const auto hits = static_cast<std::uint32_t>(scratch_pages.size());
+      leases.set_hits(*lease, hits);
+      stats.add(Counter::reserves);
+      stats.add(Counter::pages_requested, submission.count);
+      stats.add(Counter::hits, hits);
+      if (hits == submission.count) stats.add(Counter::full_hits);
+      bump(namespaces.entry(lease->namespace_id).hits, std::uint64_t{hits});
+      break;
+    }
+  }
+  Completion c;
+  c.user_data = submission.user_data;
+  c.opcode = Opcode::reserve;
+  c.lease = lease->id().value;
+  c.hits = lease->hits;
+  c.operation_sequence = sequence;
+  complete(client, c);
+}
+
+Result<Lease*> Coordinator::Impl::lease_for(const Client& client, LeaseId id) {
+  auto lease = leases.find(id);
+  if (!lease) {
+    if (lease.status() == Status::stale_generation) stats.add(Counter::stale_generation);
+    return lease;
+  }
+  if ((*lease)->group != client.group) return Error{Status::unknown_lease, "", 0};
+  return lease;
+}
+
+void Coordinator::Impl::poison(Lease& lease) {
+  if (lease.poisoned()) return;
+  stats.add(Counter::poisoned);
+  lease.counts_as_use = false;
+  leases.set_state(lease, LeaseState::poisoned);
+  for (auto& write : lease.writes) {
+    if (!write->ended) end_write(*write, Status::poisoned);
+  }
+}
+
+bool Coordinator::Impl::read_device_pages(const Client& client, const Submission& submission,
+                                          std::vector<DevicePage>& out) const {
+  static_assert(sizeof(DevicePage) == sizeof(std::uint32_t));
+  out.resize(submission.count);
+  std::memcpy(static_cast<void*>(out.data()), client.arena + submission.arena_offset,
+              submission.count * sizeof(DevicePage));
+  const std::uint32_t limit = client.memory->geometry.pages;
+  return std::all_of(out.begin(), out.end(), [limit](DevicePage page) { return page.value < limit; });
+}
+
+void Coordinator::Impl::execute_load(Client& client, const Submission& submission, std::uint64_t sequence) {
+  auto found = lease_for(client, LeaseId{submission.sequence_or_lease});
+  if (!found) return answer(client, submission, sequence, found.status());
+  Lease& lease = **found;
+  if (lease.poisoned()) return answer(client, submission, sequence, Status::poisoned);
+  if (client.memory == nullptr) return answer(client, submission, sequence, Status::not_permitted);
+  const std::uint64_t end = std::uint64_t{submission.first} + submission.count;
+  if (end > lease.pages.size() || !read_device_pages(client, submission, scratch_device_pages)) {
+    return answer(client, submission, sequence, Status::invalid_argument);
+  }
+  const NamespaceSpec& spec = client.memory->spec;
+  Transfer transfer;
+  transfer.pages.reserve(submission.count);
+  for (std::uint32_t i = 0; i < submission.count; ++i) {
+    const PageId page = lease.pages[submission.first + i];
+    if (!page || pages.state(page) != PageState::ready) return answer(client, submission, sequence, Status::not_found);
+    transfer.pages.push_back(PagePair{
+        scratch_device_pages[i], PoolOffset{pages.offset(page).value + client.memory->shard * spec.shard_stride()}});
+  }
+  transfer.id = TransferId{++next_number};
+  transfer.memory = client.memory;
+  transfer.direction = Direction::load;
+  transfer.fence = submission.fence;
+  transfer.fence_value = submission.fence_value;
+  transfer.deadline_ns = deadline_of(submission);
+
+  TransferOwner owner;
+  owner.load = PendingLoad{lease.id(), client.slot, client.generation, submission.user_data, sequence, false, false};
+  owner.tp_rank = client.tp_rank;
+  transfers_in_flight.emplace(transfer.id.value, owner);
+  set_deadline(Deadline{transfer.deadline_ns, transfer.id.value, 0});
+  ++lease.loads_in_flight;
+  ++client.copies_in_flight;
+  transfers->submit(std::move(transfer));
+}
+
+void Coordinator::Impl::finish_load(const TransferDone& done, TransferOwner& owner) {
+  const auto scope = commit();
+  const PendingLoad& load = owner.load;
+  auto lease = leases.find(load.lease);
+  assert(lease.ok());
+  --(*lease)->loads_in_flight;
+  Client* client = clients.find(load.client, load.client_generation);
+  assert(client != nullptr);
+  --client->copies_in_flight;
+  if (done.status == Status::ok) {
+    stats.add(Counter::bytes_loaded, done.bytes);
+    bump(clients.entry(*client).bytes_loaded, done.bytes);
+  } else if (!load.answered) {
+    stats.add(done.status == Status::timed_out ? Counter::timed_out : Counter::copies_failed);
+  }
+  Completion c;
+  c.user_data = load.user_data;
+  c.opcode = Opcode::load;
+  c.lease = load.lease.value;
+  c.operation_sequence = load.operation_sequence;
+  c.bytes = done.bytes;
+  if (!load.answered) {
+    c.status = done.status;
+    complete(*client, c);
+  } else if (load.owes_pages) {
+    --client->owed_returns;
+    c.flags = Completion::kPagesReturned;
+    complete(*client, c);
+  }
+  try_close(**lease);
+  remove_if_drained(*client);
+}
+
+void Coordinator::Impl::execute_release(Client& client, const Submission& submission, std::uint64_t sequence) {
+  auto found = lease_for(client, LeaseId{submission.sequence_or_lease});
+  if (!found) return answer(client, submission, sequence, found.status());
+  Lease& lease = **found;
+  if ((lease.holders & holder_bit(client)) == 0) {
+    stats.add(Counter::double_release);
+    return answer(client, submission, sequence, Status::already_released);
+  }
+  leases.set_holders(lease, lease.holders & ~holder_bit(client));
+  // The last release closes the lease before anybody learns of it: the next request finds it done.
+  try_close(lease);
+  answer(client, submission, sequence, Status::ok);
+}
+
+void Coordinator::Impl::try_close(Lease& lease) {
+  if (lease.holders != 0 || lease.loads_in_flight != 0) return;
+  for (const auto& write : lease.writes) {
+    if (!write->ended || write->copying != 0) return;
+  }
+  const bool use = lease.counts_as_use;
+  Group& group = groups.get(lease.group);
+  const NamespaceId ns = lease.namespace_id;
+  if (use) leases.stamp_all(lease);
+  for (SequenceWindow& window : group.sequences) {
+    if (window.look_up(lease.sequence).lease == lease.id()) window.end(lease.sequence);
+  }
+  leases.close(lease);
+  groups.change_leases(group, -1);
+  if (namespaces.retired(ns)) evict_namespace(ns);
+  namespaces.drop(ns);
+  groups.collect(group);
+}
+
+}  // namespace hicache::daemon

@@ -1,0 +1,292 @@
+#include "daemon/coordinator/page_table.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+
+namespace hicache::daemon {
+namespace {
+constexpr auto kRelaxed = std::memory_order_relaxed;
+}
+
+PageTable::PageTable(const Tables& tables, std::uint64_t segment_bytes, const EvictionPolicy& policy, Stats& stats)
+    : entries_(tables.pages), namespaces_(tables.namespaces), header_(tables.header),
+      index_(tables, tables.header->hash_seed.load(kRelaxed)), slots_(tables.segments, segment_bytes),
+      evictable_(static_cast<std::uint32_t>(tables.pages.size())), policy_(policy), stats_(stats),
+      family_(tables.pages.size()) {
+  for (IndexBucket& bucket : tables.index) bucket.head.store(kNone32, kRelaxed);
+  free_.reserve(entries_.size());
+  for (std::size_t i = entries_.size(); i-- > 0;) {
+    PageEntry& e = entries_[i];
+    e.namespace_id.store(kNone32, kRelaxed);
+    e.chain_next.store(kNone32, kRelaxed);
+    e.parent.store(kNone32, kRelaxed);
+    e.size_class.store(kNone32, kRelaxed);
+    e.filler_lease.store(kNone32, kRelaxed);
+    free_.push_back(PageId{static_cast<std::uint32_t>(i)});
+  }
+}
+
+PageId PageTable::find(const PrefixHash& key, NamespaceId ns) const {
+  return index_.find(key, ns, index_.bucket_of(key, ns));
+}
+
+void PageTable::find_leading_ready(std::span<const PrefixHash> keys, NamespaceId ns, std::vector<PageId>& out) const {
+  constexpr std::size_t kBatch = 16;  // cache misses of one batch overlap
+  std::array<std::uint64_t, kBatch> buckets;
+  for (std::size_t base = 0; base < keys.size(); base += kBatch) {
+    const std::size_t n = std::min(kBatch, keys.size() - base);
+    for (std::size_t i = 0; i < n; ++i) {
+      buckets[i] = index_.bucket_of(keys[base + i], ns);
+      index_.prefetch_bucket(buckets[i]);
+    }
+    for (std::size_t i = 0; i < n; ++i) index_.prefetch_page(buckets[i]);
+    for (std::size_t i = 0; i < n; ++i) {
+      const PageId page = index_.find(keys[base + i], ns, buckets[i]);
+      if (!page || state(page) != PageState::ready) return;
+      out.push_back(page);
+    }
+  }
+}
+
+void PageTable::set_word(PageId page, PageWord word) {
+  // SYNC page-word (prefix_index.hpp): key, offset and shard bytes are in place before the state says so.
+  entries_[page.value].word.store(word.encode(), std::memory_order_release);
+}
+
+void PageTable::move_to(PageId page, PageState next) {
+  PageWord w = word(page);
+  assert(is_page_transition(w.state, next));
+  w.state = next;
+  set_word(page, w);
+}
+
+void PageTable::link_child(PageId parent, PageId child) {
+  Family& f = family_[child.value];
+  f.previous = PageId::none();
+  f.next = family_[parent.value].first_child;
+  if (f.next) family_[f.next.value].previous = child;
+  family_[parent.value].first_child = child;
+  bump(entries_[parent.value].children);
+  update_evictable(parent);
+}
+
+void PageTable::unlink_child(PageId child) {
+  PageEntry& e = entries_[child.value];
+  const PageId up{e.parent.load(kRelaxed)};
+  if (!up) return;
+  Family& f = family_[child.value];
+  if (f.previous) {
+    family_[f.previous.value].next = f.next;
+  } else {
+    family_[up.value].first_child = f.next;
+  }
+  if (f.next) family_[f.next.value].previous = f.previous;
+  f.next = f.previous = PageId::none();
+  e.parent.store(kNone32, kRelaxed);
+  e.parent_generation.store(0, kRelaxed);
+  lower(entries_[up.value].children);
+  update_evictable(up);
+}
+
+PageUse PageTable::use_of(PageId page) const {
+  return {entries_[page.value].last_use.load(kRelaxed), entries_[page.value].uses.load(kRelaxed)};
+}
+
+void PageTable::update_evictable(PageId page) {
+  const PageEntry& e = entries_[page.value];
+  const PageWord w = word(page);
+  const bool wanted = w.state == PageState::ready && w.pins == 0 && e.children.load(kRelaxed) == 0;
+  if (wanted == evictable_.contains(page)) return;
+  const SizeClassId size_class{e.size_class.load(kRelaxed)};
+  if (wanted) {
+    evictable_.insert(page, size_class, policy_.rank(use_of(page)));
+  } else {
+    evictable_.erase(page, size_class);
+  }
+}
+
+PoolOffset PageTable::take_slot(const NewPage& page) {
+  PoolOffset slot = slots_.allocate(page.size_class, page.near);
+  if (slot) return slot;
+  // The class is full. Its own oldest page makes room with one eviction, unless another class holds an older one: then
+  // the old class gives pages until one of its segments is empty, within reason.
+  std::uint32_t budget = 4 * std::max(1u, slots_.slots_per_span(page.size_class)) + 1024;
+  while (!slot) {
+    const PageId oldest = evictable_.first();
+    if (!oldest) return PoolOffset::none();
+    PageId victim = oldest;
+    if (budget-- == 0) {
+      victim = evictable_.first(page.size_class);
+      if (!victim) victim = oldest;
+      budget = 1;
+    }
+    evict(victim, EvictReason::demand);
+    if (slots_.can_allocate(page.size_class)) slot = slots_.allocate(page.size_class, PoolOffset::none());
+  }
+  return slot;
+}
+
+PageId PageTable::allocate(const NewPage& page) {
+  if (free_.empty() && !evict_one(EvictReason::demand)) return PageId::none();
+  const PoolOffset slot = take_slot(page);
+  if (!slot) return PageId::none();
+  assert(!free_.empty());
+  const PageId id = free_.back();
+  free_.pop_back();
+
+  PageEntry& e = entries_[id.value];
+  PageWord w = word(id);
+  assert(w.state == PageState::free && w.pins == 0);
+  // Generation 0 means "never used": skip it when the counter wraps.
+  w.generation = Generation{w.generation.value + 1 == 0 ? 1 : w.generation.value + 1};
+  w.state = PageState::reserved;
+  w.flags = PageWord::kDirty;
+  set_word(id, w);
+  for (std::size_t i = 0; i < 4; ++i) e.key[i].store(page.key.words[i], kRelaxed);
+  e.namespace_id.store(page.namespace_id.value, kRelaxed);
+  e.pool_offset.store(slot.value, kRelaxed);
+  e.size_class.store(page.size_class.value, kRelaxed);
+  e.filler_lease.store(page.filler.value, kRelaxed);
+  e.depth.store(page.depth, kRelaxed);
+  e.shards_done.store(0, kRelaxed);
+  e.last_use.store(0, kRelaxed);
+  e.uses.store(0, kRelaxed);
+  if (page.parent) {
+    e.parent.store(page.parent.value, kRelaxed);
+    e.parent_generation.store(word(page.parent).generation.value, kRelaxed);
+    link_child(page.parent, id);
+  }
+  move_to(id, PageState::filling);
+  index_.insert(id, index_.bucket_of(page.key, page.namespace_id));
+  bump(namespaces_[page.namespace_id.value].resident_pages);
+  publish_gauges();
+  return id;
+}
+
+bool PageTable::complete_shard(PageId page, std::uint32_t shard, std::uint32_t shards) {
+  A64& done = entries_[page.value].shards_done;
+  const std::uint64_t all = shards == 64 ? ~0ull : (1ull << shards) - 1;
+  const std::uint64_t before = done.load(kRelaxed);
+  const std::uint64_t after = before | (1ull << shard);
+  done.store(after, kRelaxed);
+  return before != after && after == all;
+}
+
+bool PageTable::publishable(PageId page, std::uint32_t shards) const {
+  const PageEntry& e = entries_[page.value];
+  const std::uint64_t all = shards == 64 ? ~0ull : (1ull << shards) - 1;
+  if (state(page) != PageState::filling || e.shards_done.load(kRelaxed) != all) return false;
+  const PageId up = parent(page);
+  return !up || state(up) == PageState::ready;
+}
+
+void PageTable::publish(PageId page) {
+  entries_[page.value].filler_lease.store(kNone32, kRelaxed);
+  move_to(page, PageState::ready);
+  bump(namespaces_[namespace_of(page).value].written);
+  stats_.add(Counter::written);
+  stats_.add(Counter::ready_pages);
+  update_evictable(page);
+}
+
+void PageTable::abort(PageId page) {
+  assert(entries_[page.value].children.load(kRelaxed) == 0);
+  const bool was_indexed = index_.erase(page, index_.bucket_of(load_key(entries_[page.value]), namespace_of(page)));
+  assert(was_indexed);
+  static_cast<void>(was_indexed);
+  move_to(page, PageState::aborting);
+  entries_[page.value].filler_lease.store(kNone32, kRelaxed);
+  unlink_child(page);
+  stats_.add(Counter::aborted);
+}
+
+void PageTable::finish_abort(PageId page) { release(page); }
+
+void PageTable::release(PageId page) {
+  PageEntry& e = entries_[page.value];
+  slots_.free(SizeClassId{e.size_class.load(kRelaxed)}, offset(page));
+  lower(namespaces_[namespace_of(page).value].resident_pages);
+  PageWord w = word(page);
+  assert(is_page_transition(w.state, PageState::free) && w.pins == 0);
+  w.state = PageState::free;
+  w.flags = 0;
+  set_word(page, w);
+  for (A64& k : e.key) k.store(0, kRelaxed);
+  e.namespace_id.store(kNone32, kRelaxed);
+  e.pool_offset.store(0, kRelaxed);
+  e.size_class.store(kNone32, kRelaxed);
+  e.shards_done.store(0, kRelaxed);
+  e.depth.store(0, kRelaxed);
+  free_.push_back(page);
+  publish_gauges();
+}
+
+void PageTable::pin(PageId page) {
+  PageWord w = word(page);
+  assert(w.pins < PageWord::kMaxPins);
+  ++w.pins;
+  set_word(page, w);
+  if (w.pins == 1) update_evictable(page);
+  stats_.add(Counter::pinned_pages);
+}
+
+void PageTable::unpin(PageId page) {
+  PageWord w = word(page);
+  assert(w.pins > 0);
+  --w.pins;
+  set_word(page, w);
+  if (w.pins == 0) update_evictable(page);
+  stats_.sub(Counter::pinned_pages);
+}
+
+void PageTable::stamp(PageId page) {
+  PageEntry& e = entries_[page.value];
+  const bool was_evictable = evictable_.contains(page);
+  if (was_evictable) evictable_.erase(page, SizeClassId{e.size_class.load(kRelaxed)});
+  e.last_use.store(++use_clock_, kRelaxed);
+  header_->use_clock.store(use_clock_, kRelaxed);
+  bump(e.uses);
+  if (was_evictable) update_evictable(page);
+}
+
+bool PageTable::evict_one(EvictReason reason) {
+  const PageId victim = evictable_.first();
+  if (!victim) return false;
+  evict(victim, reason);
+  return true;
+}
+
+void PageTable::evict(PageId page, EvictReason reason) {
+  PageEntry& e = entries_[page.value];
+  assert(evictable_.contains(page));
+  evictable_.erase(page, SizeClassId{e.size_class.load(kRelaxed)});
+  move_to(page, PageState::evicting);
+  const bool was_indexed = index_.erase(page, index_.bucket_of(load_key(e), namespace_of(page)));
+  assert(was_indexed);
+  static_cast<void>(was_indexed);
+  unlink_child(page);
+  bump(namespaces_[namespace_of(page).value].evicted);
+  stats_.sub(Counter::ready_pages);
+  stats_.add(Counter::evicted);
+  stats_.add(reason == EvictReason::demand      ? Counter::evicted_demand
+             : reason == EvictReason::watermark ? Counter::evicted_watermark
+                                                : Counter::evicted_request);
+  release(page);
+}
+
+void PageTable::for_each_child(PageId page, const std::function<void(PageId)>& visit) const {
+  for (PageId child = family_[page.value].first_child; child;) {
+    const PageId next = family_[child.value].next;
+    visit(child);
+    child = next;
+  }
+}
+
+void PageTable::publish_gauges() {
+  stats_.set(Counter::resident_pages, resident());
+  stats_.set(Counter::used_pool_bytes, slots_.used_bytes());
+  stats_.set(Counter::assigned_segments, slots_.assigned_segments());
+}
+
+}  // namespace hicache::daemon

@@ -1,0 +1,129 @@
+// The page table: every change of a page's state happens here, together with the index, the pool slot, the parent's
+// child count and the set of evictable pages, so that they cannot disagree.
+//
+// Thread safety: none; the coordinator's own.
+//
+// Invariants
+//   1. A page is in the index exactly while it is filling or ready.
+//   2. A ready page's parent is ready: publication goes in prefix order and eviction in reverse.
+//   3. A page is evictable exactly while it is ready, has no pins and no children.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "daemon/coordinator/slot_allocator.hpp"
+#include "daemon/coordinator/stats.hpp"
+#include "daemon/eviction/evictable_pages.hpp"
+#include "daemon/eviction/policy.hpp"
+#include "shm/page_word.hpp"
+#include "shm/prefix_index.hpp"
+#include "shm/region.hpp"
+
+namespace hicache::daemon {
+
+// Where a new page belongs.
+struct NewPage {
+  PrefixHash key;
+  NamespaceId namespace_id;
+  SizeClassId size_class;
+  PageId parent;  // none for a request's first page
+  std::uint32_t depth = 0;
+  LeaseSlot filler;
+  PoolOffset near;  // slot of the previous page of the request, or none
+};
+
+enum class EvictReason { demand, watermark, request };
+
+class PageTable {
+ public:
+  PageTable(const Tables& tables, std::uint64_t segment_bytes, const EvictionPolicy& policy, Stats& stats);
+
+  // The page with this key, filling or ready, or none.
+  [[nodiscard]] PageId find(const PrefixHash& key, NamespaceId ns) const;
+  // Finds the leading pages that are ready, at most keys.size(), into `out`.
+  void find_leading_ready(std::span<const PrefixHash> keys, NamespaceId ns, std::vector<PageId>& out) const;
+
+  // Takes a free page, gives it a slot and a key, and puts it in the index as filling. Evicts what is needed, at most
+  // one page unless other size classes hold the pool. None when nothing can be evicted.
+  PageId allocate(const NewPage& page);
+  // Marks one shard complete. True when it was the last of `shards`.
+  bool complete_shard(PageId page, std::uint32_t shard, std::uint32_t shards);
+  // True when every shard is complete and the parent, if any, is ready.
+  [[nodiscard]] bool publishable(PageId page, std::uint32_t shards) const;
+  // filling -> ready.
+  void publish(PageId page);
+  // filling -> aborting: out of the index at once, its slot stays until finish_abort. Precondition: no children.
+  void abort(PageId page);
+  // aborting -> free, when no copy can land in its slot any more.
+  void finish_abort(PageId page);
+
+  void pin(PageId page);
+  void unpin(PageId page);
+  // Gives the page the next use stamp and counts one more use.
+  void stamp(PageId page);
+
+  // Evicts the first evictable page. False when there is none.
+  bool evict_one(EvictReason reason);
+  // Evicts a given page. Precondition: it is evictable.
+  void evict(PageId page, EvictReason reason);
+  [[nodiscard]] bool evictable(PageId page) const { return evictable_.contains(page); }
+  [[nodiscard]] std::size_t evictable_count() const { return evictable_.size(); }
+
+  // Calls `visit` with every child; children may be removed by the call.
+  void for_each_child(PageId page, const std::function<void(PageId)>& visit) const;
+
+  [[nodiscard]] PageWord word(PageId page) const {
+    return PageWord::decode(entries_[page.value].word.load(std::memory_order_relaxed));
+  }
+  [[nodiscard]] PageState state(PageId page) const { return word(page).state; }
+  [[nodiscard]] PoolOffset offset(PageId page) const {
+    return PoolOffset{entries_[page.value].pool_offset.load(std::memory_order_relaxed)};
+  }
+  [[nodiscard]] NamespaceId namespace_of(PageId page) const {
+    return NamespaceId{entries_[page.value].namespace_id.load(std::memory_order_relaxed)};
+  }
+  [[nodiscard]] std::uint32_t depth(PageId page) const {
+    return entries_[page.value].depth.load(std::memory_order_relaxed);
+  }
+  [[nodiscard]] PageId parent(PageId page) const {
+    return PageId{entries_[page.value].parent.load(std::memory_order_relaxed)};
+  }
+  [[nodiscard]] std::uint32_t capacity() const { return static_cast<std::uint32_t>(entries_.size()); }
+  [[nodiscard]] std::uint32_t resident() const { return capacity() - static_cast<std::uint32_t>(free_.size()); }
+  [[nodiscard]] SlotAllocator& slots() { return slots_; }
+  [[nodiscard]] const SlotAllocator& slots() const { return slots_; }
+
+ private:
+  // Children of a page as a doubly linked list, private: it can be rebuilt from the parents.
+  struct Family {
+    PageId first_child;
+    PageId next;
+    PageId previous;
+  };
+
+  void set_word(PageId page, PageWord word);
+  void move_to(PageId page, PageState next);
+  void link_child(PageId parent, PageId child);
+  void unlink_child(PageId child);
+  void update_evictable(PageId page);
+  [[nodiscard]] PoolOffset take_slot(const NewPage& page);
+  void release(PageId page);
+  [[nodiscard]] PageUse use_of(PageId page) const;
+  void publish_gauges();
+
+  std::span<PageEntry> entries_;
+  std::span<NamespaceEntry> namespaces_;
+  RegionHeader* header_;
+  IndexWriter index_;
+  SlotAllocator slots_;
+  EvictablePages evictable_;
+  const EvictionPolicy& policy_;
+  Stats& stats_;
+  std::vector<PageId> free_;
+  std::vector<Family> family_;
+  std::uint64_t use_clock_ = 0;
+};
+
+}  // namespace hicache::daemon

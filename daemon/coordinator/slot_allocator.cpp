@@ -1,0 +1,163 @@
+#include "daemon/coordinator/slot_allocator.hpp"
+
+#include <bit>
+#include <cassert>
+
+namespace hicache::daemon {
+namespace {
+constexpr auto kRelaxed = std::memory_order_relaxed;
+}
+
+SlotAllocator::SlotAllocator(std::span<SegmentEntry> segments, std::uint64_t segment_bytes)
+    : table_(segments), segment_bytes_(segment_bytes), segments_per_gib_(kGiB / segment_bytes), spans_(segments.size()),
+      free_segments_(static_cast<std::uint32_t>(segments.size())) {
+  assert(segment_bytes <= kGiB && kGiB % segment_bytes == 0);
+  for (SegmentEntry& s : table_) {
+    s.size_class.store(kNone32, kRelaxed);
+    s.span_head.store(kNone32, kRelaxed);
+  }
+}
+
+SizeClassId SlotAllocator::class_for(std::uint64_t slot_bytes) {
+  assert(slot_bytes > 0 && slot_bytes % kPoolAlignment == 0);
+  for (std::uint32_t i = 0; i < classes_.size(); ++i) {
+    if (classes_[i].slot_bytes == slot_bytes) return SizeClassId{i};
+  }
+  const std::uint64_t span_segments = (slot_bytes + segment_bytes_ - 1) / segment_bytes_;
+  if (span_segments > table_.size() || slot_bytes > kGiB) return SizeClassId::none();
+  SizeClass cls;
+  cls.slot_bytes = slot_bytes;
+  cls.span_segments = static_cast<std::uint32_t>(span_segments);
+  cls.slots = static_cast<std::uint32_t>(span_segments * segment_bytes_ / slot_bytes);
+  classes_.push_back(std::move(cls));
+  return SizeClassId{static_cast<std::uint32_t>(classes_.size() - 1)};
+}
+
+std::uint32_t SlotAllocator::find_free_run(std::uint32_t segments) const {
+  if (segments > free_segments_) return kNone32;
+  std::uint32_t run = 0;
+  for (std::uint32_t i = 0; i < table_.size(); ++i) {
+    if (i % segments_per_gib_ == 0) run = 0;  // no span crosses a 1 GiB line
+    run = table_[i].size_class.load(kRelaxed) == kNone32 ? run + 1 : 0;
+    if (run == segments) return i + 1 - segments;
+  }
+  return kNone32;
+}
+
+void SlotAllocator::open_span(SizeClassId size_class, std::uint32_t head) {
+  SizeClass& cls = classes_[size_class.value];
+  for (std::uint32_t i = 0; i < cls.span_segments; ++i) {
+    table_[head + i].size_class.store(size_class.value, kRelaxed);
+    table_[head + i].span_head.store(head, kRelaxed);
+  }
+  SegmentEntry& entry = table_[head];
+  entry.span_segments.store(cls.span_segments, kRelaxed);
+  entry.slots.store(cls.slots, kRelaxed);
+  entry.used_slots.store(0, kRelaxed);
+  entry.slot_bytes.store(cls.slot_bytes, kRelaxed);
+  Span& span = spans_[head];
+  span.taken.assign((cls.slots + 63) / 64, 0);
+  span.used = 0;
+  span.cursor = 0;
+  span.open_index = static_cast<std::uint32_t>(cls.open.size());
+  cls.open.push_back(head);
+  free_segments_ -= cls.span_segments;
+  assigned_ += cls.span_segments;
+}
+
+void SlotAllocator::remove_open(SizeClass& cls, std::uint32_t head) {
+  Span& span = spans_[head];
+  const std::uint32_t last = cls.open.back();
+  cls.open[span.open_index] = last;
+  spans_[last].open_index = span.open_index;
+  cls.open.pop_back();
+  span.open_index = kNone32;
+}
+
+void SlotAllocator::close_span(SizeClass& cls, std::uint32_t head) {
+  remove_open(cls, head);
+  spans_[head].taken.clear();
+  for (std::uint32_t i = 0; i < cls.span_segments; ++i) {
+    SegmentEntry& entry = table_[head + i];
+    entry.size_class.store(kNone32, kRelaxed);
+    entry.span_head.store(kNone32, kRelaxed);
+    entry.span_segments.store(0, kRelaxed);
+    entry.slots.store(0, kRelaxed);
+    entry.used_slots.store(0, kRelaxed);
+    entry.slot_bytes.store(0, kRelaxed);
+  }
+  free_segments_ += cls.span_segments;
+  assigned_ -= cls.span_segments;
+}
+
+PoolOffset SlotAllocator::take(SizeClassId size_class, std::uint32_t head, std::uint32_t slot) {
+  SizeClass& cls = classes_[size_class.value];
+  Span& span = spans_[head];
+  std::uint64_t& word = span.taken[slot / 64];
+  assert((word >> (slot % 64) & 1) == 0);
+  word |= 1ull << (slot % 64);
+  ++span.used;
+  span.cursor = slot + 1;
+  table_[head].used_slots.store(span.used, kRelaxed);
+  used_bytes_ += cls.slot_bytes;
+  if (span.used == cls.slots) remove_open(cls, head);
+  return offset_of(cls, head, slot);
+}
+
+PoolOffset SlotAllocator::allocate(SizeClassId size_class, PoolOffset near) {
+  SizeClass& cls = classes_[size_class.value];
+  if (near) {
+    const std::uint32_t head = table_[near.value / segment_bytes_].span_head.load(kRelaxed);
+    if (head != kNone32 && table_[head].size_class.load(kRelaxed) == size_class.value) {
+      const auto next = static_cast<std::uint32_t>((near.value - head * segment_bytes_) / cls.slot_bytes) + 1;
+      if (next < cls.slots && (spans_[head].taken[next / 64] >> (next % 64) & 1) == 0) {
+        return take(size_class, head, next);
+      }
+    }
+  }
+  if (cls.open.empty()) {
+    const std::uint32_t head = find_free_run(cls.span_segments);
+    if (head == kNone32) return PoolOffset::none();
+    open_span(size_class, head);
+  }
+  const std::uint32_t head = cls.open.back();
+  const Span& span = spans_[head];
+  // Next free slot from the cursor on, then from the start: an open span has at least one.
+  const std::uint32_t words = static_cast<std::uint32_t>(span.taken.size());
+  std::uint32_t from = span.cursor < cls.slots ? span.cursor : 0;
+  for (std::uint32_t step = 0; step <= words; ++step) {
+    const std::uint32_t w = (from / 64 + step) % words;
+    std::uint64_t free_bits = ~span.taken[w];
+    if (step == 0) free_bits &= ~0ull << (from % 64);
+    if (w == words - 1 && cls.slots % 64 != 0) free_bits &= (1ull << (cls.slots % 64)) - 1;
+    if (free_bits != 0) return take(size_class, head, w * 64 + static_cast<std::uint32_t>(std::countr_zero(free_bits)));
+  }
+  assert(false && "an open span has a free slot");
+  return PoolOffset::none();
+}
+
+bool SlotAllocator::can_allocate(SizeClassId size_class) const {
+  const SizeClass& cls = classes_[size_class.value];
+  return !cls.open.empty() || find_free_run(cls.span_segments) != kNone32;
+}
+
+void SlotAllocator::free(SizeClassId size_class, PoolOffset slot_offset) {
+  SizeClass& cls = classes_[size_class.value];
+  const std::uint32_t head = table_[slot_offset.value / segment_bytes_].span_head.load(kRelaxed);
+  assert(head != kNone32);
+  Span& span = spans_[head];
+  const auto slot = static_cast<std::uint32_t>((slot_offset.value - head * segment_bytes_) / cls.slot_bytes);
+  std::uint64_t& word = span.taken[slot / 64];
+  assert(word >> (slot % 64) & 1);
+  word &= ~(1ull << (slot % 64));
+  --span.used;
+  table_[head].used_slots.store(span.used, kRelaxed);
+  used_bytes_ -= cls.slot_bytes;
+  if (span.open_index == kNone32) {
+    span.open_index = static_cast<std::uint32_t>(cls.open.size());
+    cls.open.push_back(head);
+  }
+  if (span.used == 0) close_span(cls, head);
+}
+
+}  // namespace hicache::daemon

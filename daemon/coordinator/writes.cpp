@@ -1,0 +1,329 @@
+// Group writes: one decision for all ranks, publication in prefix order, and what happens when a part fails.
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "daemon/coordinator/coordinator_impl.hpp"
+
+namespace hicache::daemon {
+
+void Coordinator::Impl::execute_write(Client& client, const Submission& submission, std::uint64_t sequence) {
+  auto found = lease_for(client, LeaseId{submission.sequence_or_lease});
+  if (!found) return answer(client, submission, sequence, found.status());
+  Lease& lease = **found;
+  if (lease.poisoned()) return answer(client, submission, sequence, Status::poisoned);
+  if (client.memory == nullptr) return answer(client, submission, sequence, Status::not_permitted);
+  const std::uint64_t end = std::uint64_t{submission.first} + submission.count;
+  if (end > lease.pages.size() || !read_device_pages(client, submission, scratch_device_pages)) {
+    return answer(client, submission, sequence, Status::invalid_argument);
+  }
+  // The same range posted by the other ranks is this operation; another range that overlaps it is not what they do.
+  GroupWrite* write = nullptr;
+  for (auto& other : lease.writes) {
+    const bool same = other->first == submission.first && other->pages.size() == submission.count;
+    const bool apart = end <= other->first || submission.first >= other->first + other->pages.size();
+    if (same) {
+      write = other.get();
+    } else if (!apart) {
+      stats.add(Counter::divergences);
+      bump(groups.entry(groups.get(lease.group)).divergences);
+      poison(lease);
+      answer(client, submission, sequence, Status::diverged);
+      return try_close(lease);
+    }
+  }
+  if (write == nullptr) {
+    if (stopping.load(std::memory_order_relaxed))
+      return answer(client, submission, sequence, Status::shutting_down);
+    write = &decide_write(lease, submission);
+  }
+  WriteParticipant& rank = write->ranks[client.tp_rank];
+  if (rank.posted) return answer(client, submission, sequence, Status::exists);
+  rank.posted = true;
+  rank.client = client.slot;
+  rank.client_generation = client.generation;
+  rank.user_data = submission.user_data;
+  rank.operation_sequence = sequence;
+  rank.results_at = submission.arena_offset + std::uint64_t{submission.count} * sizeof(std::uint32_t);
+  if (write->ended) return answer_participant(*write, rank);
+  start_rank_copy(client, lease, *write, submission, scratch_device_pages);
+  end_write_if_resolved(*write);
+}
+
+GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& submission) {
+  lease.writes.push_back(std::make_unique<GroupWrite>());
+  GroupWrite& write = *lease.writes.back();
+  const Namespace& ns = namespaces.get(lease.namespace_id);
+  write.lease = lease.id();
+  write.first = submission.first;
+  write.pages.resize(submission.count);
+  write.ranks.resize(groups.get(lease.group).tp_size);
+  write.number = ++next_number;
+  writes_in_flight.emplace(write.number, &write);
+  set_deadline(Deadline{deadline_of(submission), 0, write.number});
+
+  PageId previous;
+  bool broken_chain = false;  // a page without its predecessor could never be found
+  if (submission.first > 0) {
+    previous = pages.find(lease.hashes[submission.first - 1], lease.namespace_id);
+    broken_chain = previous.is_none();
+  }
+  for (std::uint32_t i = 0; i < submission.count; ++i) {
+    const std::uint32_t position = submission.first + i;
+    WritePage& slot = write.pages[i];
+    if (broken_chain) {
+      slot.status = Status::dropped;
+      ++write.dropped;
+      continue;
+    }
+    const PrefixHash& key = lease.hashes[position];
+    const PageId present = pages.find(key, lease.namespace_id);
+    if (present && pages.state(present) == PageState::ready) {
+      slot.status = Status::exists;
+      ++write.present;
+      stats.add(Counter::skipped_ready);
+      if (!lease.pages[position] && leases.can_pin(1)) leases.pin(lease, position, present);
+      previous = present;
+      continue;
+    }
+    if (present) {
+      slot.status = Status::busy;
+      ++write.filling;
+      stats.add(Counter::skipped_filling);
+      previous = present;
+      continue;
+    }
+    NewPage fresh;
+    fresh.key = key;
+    fresh.namespace_id = lease.namespace_id;
+    fresh.size_class = ns.size_class;
+    fresh.parent = previous;
+    // Not the position: another request may have the same page at another depth, and a tree has only one.
+    fresh.depth = previous ? pages.depth(previous) + 1 : 0;
+    fresh.filler = lease.slot;
+    if (previous) fresh.near = pages.offset(previous);
+    // A parent that nobody pins must not be evicted to make room for its own child.
+    if (previous) pages.pin(previous);
+    const PageId page = leases.can_pin(1) ? pages.allocate(fresh) : PageId::none();
+    if (previous) pages.unpin(previous);
+    if (!page) {
+      slot.status = Status::dropped;
+      ++write.dropped;
+      broken_chain = true;
+      continue;
+    }
+    fillers[page.value] = Filler{&write, i};
+    slot.page = page;
+    leases.pin(lease, position, page);
+    ++write.unresolved;
+    previous = page;
+  }
+  stats.add(Counter::dropped, write.dropped);
+  return write;
+}
+
+void Coordinator::Impl::start_rank_copy(Client& client, Lease& lease, GroupWrite& write, const Submission& submission,
+                                        std::span<const DevicePage> device_pages) {
+  const RankMemory& memory = *client.memory;
+  const std::uint32_t tp_size = groups.get(lease.group).tp_size;
+  // MLA: every rank holds the same bytes, so each page is written by one rank, spread over the group.
+  const bool shared_shard = memory.spec.shards() == 1 && tp_size > 1;
+  WriteParticipant& rank = write.ranks[client.tp_rank];
+  Transfer transfer;
+  for (std::uint32_t i = 0; i < write.pages.size(); ++i) {
+    const WritePage& slot = write.pages[i];
+    if (slot.status != Status::again) continue;
+    if (shared_shard && (write.first + i) % tp_size != client.tp_rank) continue;
+    rank.positions.push_back(i);
+    transfer.pages.push_back(
+        PagePair{device_pages[i], PoolOffset{pages.offset(slot.page).value + memory.shard * memory.spec.shard_stride()}});
+  }
+  if (transfer.pages.empty()) return;
+  transfer.id = TransferId{++next_number};
+  transfer.memory = client.memory;
+  transfer.direction = Direction::write;
+  transfer.fence = submission.fence;
+  transfer.fence_value = submission.fence_value;
+  transfer.deadline_ns = deadline_of(submission);
+  rank.transfer = transfer.id;
+  rank.copying = true;
+  ++write.copying;
+  ++client.copies_in_flight;
+  TransferOwner owner;
+  owner.write_number = write.number;
+  owner.tp_rank = client.tp_rank;
+  transfers_in_flight.emplace(transfer.id.value, owner);
+  transfers->submit(std::move(transfer));
+}
+
+void Coordinator::Impl::finish_rank_copy(const TransferDone& done, const TransferOwner& owner) {
+  const auto scope = commit();
+  // A write stays in flight until its last copy has ended, so it is still there.
+  GroupWrite& write = *writes_in_flight.at(owner.write_number);
+  WriteParticipant& rank = write.ranks[owner.tp_rank];
+  Client* client = clients.find(rank.client, rank.client_generation);
+  assert(client != nullptr && rank.copying);
+  --client->copies_in_flight;
+  --write.copying;
+  rank.copying = false;
+  rank.bytes = done.bytes;
+  auto lease = leases.find(write.lease);
+  assert(lease.ok());
+
+  if (!write.ended && done.status != Status::ok) {
+    stats.add(done.status == Status::timed_out ? Counter::timed_out : Counter::copies_failed);
+    end_write(write, done.status);
+  } else if (!write.ended) {
+    stats.add(Counter::bytes_written, done.bytes);
+    bump(clients.entry(*client).bytes_written, done.bytes);
+    const std::uint32_t shards = client->memory->spec.shards();
+    for (const std::uint32_t position : rank.positions) {
+      const WritePage& slot = write.pages[position];
+      if (slot.status != Status::again) continue;  // given up meanwhile
+      if (pages.complete_shard(slot.page, client->memory->shard, shards) && pages.publishable(slot.page, shards)) {
+        publish_from(slot.page);
+      }
+    }
+    end_write_if_resolved(write);
+  }
+  if (rank.owes_pages) {
+    rank.owes_pages = false;
+    --client->owed_returns;
+    Completion c;
+    c.user_data = rank.user_data;
+    c.opcode = Opcode::write;
+    c.flags = Completion::kPagesReturned;
+    c.lease = write.lease.value;
+    c.operation_sequence = rank.operation_sequence;
+    complete(*client, c);
+  }
+  if (write.copying == 0) release_aborted(write);
+  if (write.ended && write.copying == 0) writes_in_flight.erase(write.number);
+  try_close(**lease);
+  remove_if_drained(*client);
+}
+
+// Publishes a page and every descendant that only waited for it.
+void Coordinator::Impl::publish_from(PageId first) {
+  std::vector<PageId> stack{first};
+  while (!stack.empty()) {
+    const PageId page = stack.back();
+    stack.pop_back();
+    pages.publish(page);
+    resolve(page, Status::ok);
+    const std::uint32_t shards = namespaces.get(pages.namespace_of(page)).spec.shards();
+    pages.for_each_child(page, [&](PageId child) {
+      if (pages.publishable(child, shards)) stack.push_back(child);
+    });
+  }
+}
+
+// Records how the fill of a page ended in the write that fills it.
+void Coordinator::Impl::resolve(PageId page, Status status) {
+  Filler& filler = fillers[page.value];
+  assert(filler.write != nullptr);
+  GroupWrite& write = *filler.write;
+  WritePage& slot = write.pages[filler.position];
+  filler = Filler{};
+  assert(slot.status == Status::again && slot.page == page);
+  slot.status = status;
+  --write.unresolved;
+  if (status == Status::ok) {
+    ++write.written;
+  } else {
+    ++write.dropped;
+  }
+  end_write_if_resolved(write);
+}
+
+// Gives a page up that was being filled, and first every descendant: a page whose parent is missing can't be found.
+void Coordinator::Impl::give_up(PageId top) {
+  std::vector<PageId> order{top};
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    pages.for_each_child(order[i], [&](PageId child) { order.push_back(child); });
+  }
+  for (std::size_t i = order.size(); i-- > 0;) {
+    const PageId page = order[i];
+    GroupWrite& write = *fillers[page.value].write;
+    auto lease = leases.find(write.lease);
+    assert(lease.ok());
+    leases.drop_pin(**lease, write.first + fillers[page.value].position);
+    pages.abort(page);
+    write.aborting.push_back(page);
+    resolve(page, Status::dropped);
+    if (write.copying == 0) release_aborted(write);
+  }
+}
+
+void Coordinator::Impl::release_aborted(GroupWrite& write) {
+  for (const PageId page : write.aborting) pages.finish_abort(page);
+  write.aborting.clear();
+}
+
+void Coordinator::Impl::end_write_if_resolved(GroupWrite& write) {
+  if (write.ended || write.unresolved != 0) return;
+  end_write(write, Status::ok);
+}
+
+// Ends the operation for every rank. Pages that are not published by now never will be.
+void Coordinator::Impl::end_write(GroupWrite& write, Status status) {
+  assert(!write.ended);
+  write.ended = true;
+  write.end_status = status;
+  for (WritePage& slot : write.pages) {
+    if (slot.status == Status::again) give_up(slot.page);
+  }
+  for (WriteParticipant& rank : write.ranks) {
+    if (!rank.posted || rank.answered) continue;
+    if (rank.copying) transfers->cancel(rank.transfer);
+    answer_participant(write, rank);
+  }
+  if (write.copying == 0) {
+    release_aborted(write);
+    writes_in_flight.erase(write.number);
+  }
+  maybe_finished.push_back(write.lease);
+}
+
+// Leases whose last operation ended inside another lease's decision. Closing them there would pull the lease away
+// under the code that is still walking it.
+void Coordinator::Impl::close_finished_leases() {
+  if (maybe_finished.empty()) return;
+  const auto scope = commit();
+  for (std::size_t i = 0; i < maybe_finished.size(); ++i) {
+    if (auto lease = leases.find(maybe_finished[i])) try_close(**lease);
+  }
+  maybe_finished.clear();
+}
+
+void Coordinator::Impl::answer_participant(GroupWrite& write, WriteParticipant& rank) {
+  rank.answered = true;
+  Client* client = clients.find(rank.client, rank.client_generation);
+  if (client == nullptr) return;
+  Completion c;
+  c.user_data = rank.user_data;
+  c.opcode = Opcode::write;
+  c.status = write.end_status;
+  c.lease = write.lease.value;
+  c.written = write.written;
+  c.present = write.present;
+  c.filling = write.filling;
+  c.dropped = write.dropped;
+  c.operation_sequence = rank.operation_sequence;
+  c.bytes = rank.bytes;
+  if (rank.copying) {
+    c.flags = Completion::kPagesBusy;
+    rank.owes_pages = true;
+    ++client->owed_returns;
+  }
+  if (client->state == ClientState::attached) {
+    std::uint8_t* results = client->arena + rank.results_at;  // checked when the operation was posted
+    for (std::size_t i = 0; i < write.pages.size(); ++i) {
+      const auto word = static_cast<std::uint32_t>(write.pages[i].status);
+      std::memcpy(results + i * sizeof word, &word, sizeof word);
+    }
+  }
+  complete(*client, c);
+}
+
+}  // namespace hicache::daemon

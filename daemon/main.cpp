@@ -1,0 +1,142 @@
+// hicached: reads its configuration, serves until SIGTERM, drains, exits 0.
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include "daemon/config.hpp"
+#include "daemon/service.hpp"
+#include "daemon/startup.hpp"
+
+namespace hicache::daemon {
+namespace {
+
+constexpr int kExitFailure = 1;  // the daemon could not start
+constexpr int kExitUsage = 2;    // command line or configuration
+constexpr std::uint32_t kDrainMs = 10'000;
+
+struct CommandLine {
+  std::string config_path;
+  bool check_config = false;
+  bool print_config = false;
+  bool foreground = false;
+};
+
+int fail(int code, const std::string& text) {
+  std::fprintf(stderr, "hicached: %s\n", text.c_str());
+  return code;
+}
+
+// Serves until a signal asks for the end.
+void wait_for_end(int signals, Service& service, const std::string& config_path) {
+  for (;;) {
+    signalfd_siginfo info{};
+    const ssize_t n = ::read(signals, &info, sizeof info);
+    if (n < 0 && errno == EINTR) continue;
+    if (n != sizeof info) {
+      spdlog::error("cannot read signals any more: stopping");
+      return;
+    }
+    if (info.ssi_signo != static_cast<std::uint32_t>(SIGHUP)) {
+      spdlog::info("signal {}: draining", info.ssi_signo);
+      return;
+    }
+    service.reload(config_path);
+  }
+}
+
+int serve(const Config& config, const std::string& config_path, std::optional<Detachment> detachment) {
+  auto signals = capture_signals();
+  if (!signals) return fail(kExitFailure, signals.error().message);
+  if (auto logging = configure_logging(config.log); !logging)
+    return fail(kExitFailure, logging.error().message);
+  raise_descriptor_limit();
+  auto service = Service::start(config);
+  if (!service) {
+    spdlog::critical("{}", service.error().message);
+    // A log file is not where whoever starts the daemon looks first.
+    if (!config.log.file.empty()) return fail(kExitFailure, service.error().message);
+    return kExitFailure;
+  }
+  Service& running = **service;
+  std::printf("hicached %s ready socket=%s pool=%llu pages=%zu\n", config.name.c_str(),
+              running.socket_path().c_str(), static_cast<unsigned long long>(running.pool_bytes()),
+              running.pages());
+  std::fflush(stdout);
+  if (detachment) detachment->ready();
+  notify_service_manager("READY=1\nMAINPID=" + std::to_string(::getpid()));
+  spdlog::info("daemon '{}' is ready at {}", config.name, running.socket_path());
+
+  wait_for_end(signals->get(), running, config_path);
+  notify_service_manager("STOPPING=1");
+  running.drain(kDrainMs);
+  service->reset();
+  spdlog::info("daemon '{}' has stopped", config.name);
+  return 0;
+}
+
+int run(const CommandLine& line) {
+  Config config;
+  std::string path;
+  if (!line.config_path.empty()) {
+    path = std::filesystem::absolute(line.config_path).string();
+    auto loaded = load_config(path);
+    if (!loaded) return fail(kExitUsage, loaded.error().message);
+    config = *loaded;
+  }
+  if (line.print_config) {
+    std::printf("%s\n", config_to_json(config).c_str());
+    return 0;
+  }
+  if (path.empty()) return fail(kExitUsage, "--config FILE is required (--print-config shows the defaults)");
+  if (line.check_config) {
+    std::printf("%s: ok\n", path.c_str());
+    return 0;
+  }
+  std::optional<Detachment> detachment;
+  if (!line.foreground) {
+    auto detached = Detachment::detach();
+    if (!detached) return fail(kExitFailure, detached.error().message);
+    detachment = std::move(*detached);
+  }
+  return serve(config, path, std::move(detachment));
+}
+
+int start(int argc, char** argv) {
+  CommandLine line;
+  CLI::App app{"hicached: the KV cache daemon of a node"};
+  app.add_option("--config", line.config_path, "configuration file (JSON)");
+  app.add_flag("--check-config", line.check_config, "check the configuration file and exit");
+  app.add_flag("--print-config", line.print_config,
+               "print every key with its value (the default without --config) and exit");
+  app.add_flag("--foreground", line.foreground, "stay attached to the terminal; else detach once ready");
+  app.footer(
+      "Exit status: 0 started and detached, or ended in order; 1 could not start; 2 wrong command line or "
+      "configuration.");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : kExitUsage;
+  }
+  try {
+    return run(line);
+  } catch (const std::exception& e) {
+    return fail(kExitFailure, e.what());
+  }
+}
+
+}  // namespace
+}  // namespace hicache::daemon
+
+int main(int argc, char** argv) {
+  return hicache::daemon::start(argc, argv);
+}

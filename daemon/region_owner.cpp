@@ -1,0 +1,261 @@
+#include "daemon/region_owner.hpp"
+
+#include <fcntl.h>
+#include <spdlog/spdlog.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "daemon/config_keys.hpp"
+#include "shm/clock.hpp"
+#include "shm/page_word.hpp"
+#include "shm/process.hpp"
+
+namespace hicache::daemon {
+namespace {
+
+constexpr const char* kShmDirectory = "/dev/shm";
+constexpr std::uint32_t kMinPinnedPages = 65536;  // room for one operation of the largest size
+
+std::uint64_t random_u64() {
+  std::uint64_t v = 0;
+  if (::getrandom(&v, sizeof v, 0) != sizeof v)
+    v = unix_ns() ^ (static_cast<std::uint64_t>(::getpid()) << 32);
+  return v;
+}
+
+// Refuses before anything is reserved, so that the message can say how much is there and how much is missing.
+Outcome check_space(std::uint64_t wanted) {
+  struct statvfs fs {};
+  if (::statvfs(kShmDirectory, &fs) != 0)
+    return success();  // not mounted as a file system: let creation speak
+  const std::uint64_t free = std::uint64_t{fs.f_bavail} * fs.f_frsize;
+  if (free >= wanted) return success();
+  const std::uint64_t total = std::uint64_t{fs.f_blocks} * fs.f_frsize;
+  return Error{
+      Status::no_space,
+      fmt::format(
+          "/dev/shm has {} free of {}, but the pool and the control region need {}: lower pool.bytes, "
+          "remove what is left there (ls /dev/shm), or enlarge it (mount -o remount,size={} /dev/shm; "
+          "containers: --shm-size)",
+          format_bytes(free), format_bytes(total), format_bytes(wanted),
+          total - free + align_up(wanted, kMiB)),
+      0};
+}
+
+// Says what the objects found under our name were. The lock proves that no daemon of that name lives in this
+// /dev/shm, except one of a build that knows no lock: the header's process identity is asked as well.
+Outcome check_leftover(const std::string& name) {
+  const std::string object = control_object_name(name);
+  auto fd = open_named(object, Mapping::Access::read_only);
+  if (!fd) return success();
+  std::vector<std::uint8_t> bytes(sizeof(RegionHeader));
+  const ssize_t n = ::pread(fd->get(), bytes.data(), bytes.size(), 0);
+  const auto size = object_size(fd->get());
+  bytes.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  const RegionCheck check = check_header(bytes, size ? *size : 0);
+  if (check.verdict != RegionVerdict::usable) {
+    spdlog::warn("removing {}: {}", object, check.findings.empty() ? "not usable" : check.findings.front());
+    return success();
+  }
+  alignas(RegionHeader) std::uint8_t copy[sizeof(RegionHeader)];
+  std::memcpy(copy, bytes.data(), sizeof copy);
+  const auto& header = *reinterpret_cast<const RegionHeader*>(copy);
+  const ProcessIdentity owner{header.daemon_pid.load(std::memory_order_relaxed),
+                              header.daemon_start_ticks.load(std::memory_order_relaxed)};
+  if (load_text(header.boot_id) == boot_id() && owner.pid != static_cast<std::uint32_t>(::getpid()) &&
+      owner.alive()) {
+    return Error{
+        Status::busy,
+        fmt::format(
+            "the daemon '{}' (pid {}) is still alive and owns {}: stop it first, or choose another name",
+            name, owner.pid, object),
+        0};
+  }
+  spdlog::warn("removing the region that daemon '{}' (pid {}) left behind when it ended", name, owner.pid);
+  return success();
+}
+
+}  // namespace
+
+RegionShape shape_for(const Config& config) {
+  RegionShape shape;
+  shape.config_text_bytes = config_to_json(config).size();
+  shape.namespaces = config.limits.namespaces;
+  shape.clients = config.limits.clients;
+  shape.groups = config.limits.clients;  // a group has at least one member
+  shape.segments = static_cast<std::uint32_t>(config.pool.bytes / config.pool.segment_bytes);
+  shape.pages = config.page_table_entries();
+  shape.index_buckets = std::bit_ceil(shape.pages * 2u);
+  shape.leases = config.limits.leases;
+  // Every page pinned twice in full chunks, plus one partly filled chunk a lease.
+  const std::uint64_t wanted = std::uint64_t{std::max(shape.pages, kMinPinnedPages)} * 2;
+  // A request may name one page any number of times, so all pins there are must fit one page word.
+  const std::uint64_t in_part_full_chunks = (std::uint64_t{config.limits.leases} + 1) * PinChunk::kPages;
+  const std::uint64_t pins = std::min(wanted, PageWord::kMaxPins - 1 - in_part_full_chunks);
+  shape.pin_chunks = static_cast<std::uint32_t>(pins / PinChunk::kPages + 1 + config.limits.leases);
+  shape.flight_records = config.region.flight_records;
+  return shape;
+}
+
+std::uint64_t usable_pool_bytes(const Config& config) {
+  return config.pool.bytes / config.pool.segment_bytes * config.pool.segment_bytes;
+}
+
+Result<NameLock> NameLock::acquire(const std::string& name) {
+  std::string path = std::string(kShmDirectory) + "/hicache." + name + ".lock";
+  // A holder that goes removes the file: a lock on a removed file excludes nobody, so look again until the
+  // locked file is the one that has the name.
+  for (;;) {
+    UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!fd.valid()) {
+      return Error{Status::system_error, "cannot open the lock file " + path + ": " + std::strerror(errno),
+                   errno};
+    }
+    if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno == EINTR) continue;
+      if (errno != EWOULDBLOCK) {
+        return Error{Status::system_error, "cannot lock " + path + ": " + std::strerror(errno), errno};
+      }
+      char holder[32] = {};
+      const ssize_t n = ::pread(fd.get(), holder, sizeof holder - 1, 0);
+      const std::string pid = n > 0 ? std::string(holder, static_cast<std::size_t>(n)) : "unknown";
+      return Error{Status::busy,
+                   "a daemon '" + name + "' (pid " + pid +
+                       ") is already running: stop it first, or give this one another name",
+                   0};
+    }
+    struct stat held {};
+    struct stat named {};
+    const bool same = ::fstat(fd.get(), &held) == 0 && ::stat(path.c_str(), &named) == 0 &&
+                      held.st_ino == named.st_ino && held.st_dev == named.st_dev;
+    if (!same) continue;
+    const std::string pid = std::to_string(::getpid());
+    if (::ftruncate(fd.get(), 0) != 0 ||
+        ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+      return Error{Status::system_error, "cannot write the lock file " + path + ": " + std::strerror(errno),
+                   errno};
+    }
+    return NameLock(std::move(fd), std::move(path));
+  }
+}
+
+NameLock::~NameLock() {
+  if (fd_.valid()) ::unlink(path_.c_str());
+}
+
+RegionOwner::RegionOwner(NameLock lock, const Config& config)
+    : lock_(std::move(lock)), name_(config.name), keep_on_exit_(config.region.keep_on_exit) {}
+
+RegionOwner::RegionOwner(RegionOwner&& other) noexcept
+    : lock_(std::move(other.lock_)),
+      name_(std::move(other.name_)),
+      keep_on_exit_(other.keep_on_exit_),
+      created_(std::exchange(other.created_, false)),
+      instance_epoch_(other.instance_epoch_),
+      control_read_only_(std::move(other.control_read_only_)),
+      control_map_(std::move(other.control_map_)),
+      pool_map_(std::move(other.pool_map_)),
+      tables_(other.tables_) {}
+
+RegionOwner::~RegionOwner() {
+  if (!created_) return;
+  if (tables_.header != nullptr) {
+    tables_.header->state.store(static_cast<std::uint32_t>(RegionState::closed), std::memory_order_release);
+  }
+  if (keep_on_exit_) return;
+  remove_named(control_object_name(name_));
+  remove_named(pool_object_name(name_, 0));
+}
+
+Result<RegionOwner> RegionOwner::create(const Config& config, const std::string& socket_path) {
+  auto lock = NameLock::acquire(config.name);
+  if (!lock) return lock.error();
+  if (auto free = check_leftover(config.name); !free) return free.error();
+  remove_named(control_object_name(config.name));
+  remove_named(pool_object_name(config.name, 0));
+  RegionOwner owner(std::move(*lock), config);
+  if (auto built = owner.build(config, socket_path); !built) return built.error();
+  return owner;
+}
+
+Outcome RegionOwner::build(const Config& config, const std::string& socket_path) {
+  const std::string text = config_to_json(config);
+  const RegionPlan plan = plan_region(shape_for(config));
+  const std::uint64_t pool_bytes = usable_pool_bytes(config);
+  if (auto space = check_space(plan.total_bytes + pool_bytes); !space) return space;
+
+  // From here on the destructor removes what exists.
+  created_ = true;
+  auto control = create_named(control_object_name(name_), plan.total_bytes);
+  if (!control) return control.error();
+  auto pool = create_named(pool_object_name(name_, 0), pool_bytes);
+  if (!pool) return pool.error();
+  auto read_only = reopen_read_only(control->get());
+  if (!read_only) return read_only.error();
+  auto control_map = Mapping::map(control->get(), plan.total_bytes, Mapping::Access::read_write, true);
+  if (!control_map) return control_map.error();
+  auto pool_map = Mapping::map(pool->get(), pool_bytes, Mapping::Access::read_write, true);
+  if (!pool_map) return pool_map.error();
+  control_read_only_ = std::move(*read_only);
+  control_map_ = std::move(*control_map);
+  pool_map_ = std::move(*pool_map);
+
+  tables_ = make_tables(control_map_.data(), plan);
+  tables_.header->segment_bytes.store(config.pool.segment_bytes, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    tables_.config_text[i].store(static_cast<std::uint8_t>(text[i]), std::memory_order_relaxed);
+  }
+  fill_header(plan, socket_path);
+  return success();
+}
+
+void RegionOwner::fill_header(const RegionPlan& plan, const std::string& socket_path) {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  RegionHeader& h = *tables_.header;
+  h.state.store(static_cast<std::uint32_t>(RegionState::initialising), relaxed);
+  instance_epoch_ = random_u64() | 1;
+  const ProcessIdentity self = ProcessIdentity::self();
+  h.layout_major.store(kLayoutMajor, relaxed);
+  h.layout_minor.store(kLayoutMinor, relaxed);
+  h.layout_fingerprint.store(layout_fingerprint(), relaxed);
+  h.region_bytes.store(plan.total_bytes, relaxed);
+  h.pool_bytes.store(pool_map_.size(), relaxed);
+  h.instance_epoch.store(instance_epoch_, relaxed);
+  h.created_unix_ns.store(unix_ns(), relaxed);
+  h.hash_seed.store(random_u64(), relaxed);
+  h.daemon_start_ticks.store(self.start_ticks, relaxed);
+  h.daemon_pid.store(self.pid, relaxed);
+  h.section_count.store(kSectionCount, relaxed);
+  store_text(h.boot_id, boot_id());
+  store_text(h.name, name_);
+  store_text(h.socket_path, socket_path);
+  for (std::uint32_t i = 0; i < kSectionCount; ++i) {
+    const SectionPlan& from = plan.sections[i];
+    Section& to = h.sections[i];
+    to.kind.store(static_cast<std::uint32_t>(from.kind), relaxed);
+    to.entry_bytes.store(from.entry_bytes, relaxed);
+    to.offset.store(from.offset, relaxed);
+    to.entries.store(from.entries, relaxed);
+  }
+  h.magic.store(kRegionMagic, relaxed);
+  h.header_crc.store(header_crc(h), relaxed);
+}
+
+void RegionOwner::publish() {
+  tables_.header->state.store(static_cast<std::uint32_t>(RegionState::ready), std::memory_order_release);
+}
+
+void RegionOwner::mark_draining() {
+  tables_.header->state.store(static_cast<std::uint32_t>(RegionState::draining), std::memory_order_release);
+}
+
+}  // namespace hicache::daemon

@@ -1,0 +1,123 @@
+#include "daemon/service.hpp"
+
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "daemon/config_keys.hpp"
+#include "shm/socket_path.hpp"
+
+namespace hicache::daemon {
+namespace {
+
+// The default path's directory is ours to make; it must not be one that another user planted in /tmp.
+Outcome prepare_default_directory(const std::string& socket_path) {
+  const std::string directory = socket_path.substr(0, socket_path.rfind('/'));
+  if (::mkdir(directory.c_str(), ::geteuid() == 0 ? 0755 : 0700) != 0 && errno != EEXIST) {
+    return Error{Status::system_error,
+                 "cannot make the socket's directory " + directory + ": " + std::strerror(errno) +
+                     "; set socket.path to a place where this user may write",
+                 errno};
+  }
+  struct stat st {};
+  const bool ours = ::lstat(directory.c_str(), &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == ::geteuid() &&
+                    (st.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+  if (ours) return success();
+  return Error{Status::not_permitted,
+               "the socket's directory " + directory +
+                   " is not a directory that only this user can write: remove it, or set socket.path",
+               0};
+}
+
+Result<std::string> socket_path_for(const Config& config) {
+  if (!config.socket.path.empty()) return config.socket.path;
+  std::string path = default_socket_path(config.name);
+  if (auto prepared = prepare_default_directory(path); !prepared) return prepared.error();
+  return path;
+}
+
+}  // namespace
+
+Service::Service(const Config& config, std::string socket_path, RegionOwner region)
+    : config_(config),
+      socket_path_(std::move(socket_path)),
+      region_(std::move(region)),
+      coordinator_(CoordinatorOptions{config_, region_.tables(), region_.pool_bytes()}) {}
+
+Result<std::unique_ptr<Service>> Service::start(const Config& config) {
+  auto socket_path = socket_path_for(config);
+  if (!socket_path) return socket_path.error();
+  auto region = RegionOwner::create(config, *socket_path);
+  if (!region) return region.error();
+  std::unique_ptr<Service> service(new Service(config, std::move(*socket_path), std::move(*region)));
+  if (auto begun = service->begin(); !begun) return begun.error();
+  return service;
+}
+
+Outcome Service::begin() {
+  TransferOptions options;
+  options.threads = config_.transfer.threads;
+  options.border_bytes = config_.pool.segment_bytes;
+  options.pool_bytes = region_.pool_bytes();
+  transfers_.emplace(options, make_host_backend(region_.pool(), region_.pool_bytes()),
+                     [this](const TransferDone& done) { coordinator_.post(done); });
+  coordinator_.set_transfers(&*transfers_);
+  auto post = [this](CoordinatorRequest request) { coordinator_.post(std::move(request)); };
+  registration_.emplace(post);
+  coordinator_thread_ = std::thread([this] { coordinator_.run(); });
+  region_.publish();
+
+  SessionServerOptions sessions;
+  sessions.config = config_;
+  sessions.socket_path = socket_path_;
+  sessions.control_fd = region_.control_read_only_fd();
+  sessions.region_bytes = region_.region_bytes();
+  sessions.instance_epoch = region_.instance_epoch();
+  auto started = SessionServer::start(sessions, post, *registration_);
+  if (!started) return started.error();
+  sessions_ = std::move(*started);
+  return success();
+}
+
+Service::~Service() {
+  drain(0);
+}
+
+void Service::drain(std::uint32_t drain_ms) {
+  if (!coordinator_thread_.joinable()) return;
+  region_.mark_draining();
+  if (sessions_) sessions_->drain();
+  coordinator_.stop(drain_ms);
+  coordinator_thread_.join();
+}
+
+void Service::reload(const std::string& config_path) {
+  const auto next = load_config(config_path);
+  if (!next) {
+    spdlog::error("configuration not reloaded: {}", next.error().message);
+    return;
+  }
+  Config taken = config_;
+  if (auto applied = apply_reload(taken, *next); !applied) {
+    spdlog::error("configuration not reloaded: {}", applied.error().message);
+    return;
+  }
+  std::string changes;
+  for (const ConfigKey& key : config_keys()) {
+    const std::string before = key.get(config_).dump();
+    const std::string after = key.get(taken).dump();
+    if (before != after)
+      changes += fmt::format("{}{}: {} -> {}", changes.empty() ? "" : ", ", key.path, before, after);
+  }
+  config_ = taken;
+  spdlog::set_level(spdlog::level::from_str(config_.log.level));
+  coordinator_.post(ReloadRequest{config_});
+  sessions_->reload(config_);
+  spdlog::info("configuration reloaded: {}", changes.empty() ? "nothing changed" : changes);
+}
+
+}  // namespace hicache::daemon

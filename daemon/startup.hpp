@@ -1,0 +1,39 @@
+// What a Unix daemon does around its work: logging, detaching from the terminal, limits, signals, telling
+// systemd.
+#pragma once
+
+#include <string>
+
+#include "daemon/config.hpp"
+#include "shm/fd.hpp"
+#include "shm/status.hpp"
+
+namespace hicache::daemon {
+
+// Makes spdlog's default logger write to the configured place.
+Outcome configure_logging(const Config::Log& log);
+
+// Raises the limit of open descriptors as far as this user may: every client needs several.
+void raise_descriptor_limit();
+
+// Ignores SIGPIPE and blocks SIGTERM, SIGINT and SIGHUP in this thread and all it starts; they arrive at the
+// returned signalfd instead.
+Result<UniqueFd> capture_signals();
+
+// Continues in a child without a terminal. The calling process stays until the child is ready or has ended,
+// and exits with 0 or the child's exit code. Must run before any thread starts.
+class Detachment {
+ public:
+  static Result<Detachment> detach();
+  // Lets the waiting process exit with 0 and gives standard input and output back.
+  void ready();
+
+ private:
+  explicit Detachment(UniqueFd pipe) : pipe_(std::move(pipe)) {}
+  UniqueFd pipe_;
+};
+
+// Sends a state such as "READY=1" to $NOTIFY_SOCKET, if a service manager set it.
+void notify_service_manager(const std::string& state);
+
+}  // namespace hicache::daemon

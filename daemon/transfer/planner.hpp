@@ -1,0 +1,81 @@
+// The transfer planner: from device geometry and a list of pages to copy runs. Pure code, no memory is
+// touched.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "shm/device_geometry.hpp"
+#include "shm/namespace_spec.hpp"
+#include "shm/types.hpp"
+
+namespace hicache::daemon {
+
+enum class Direction : std::uint8_t {
+  write,  // device to host
+  load,   // host to device
+};
+
+// One page to move: a device page and the pool offset of the rank's shard of the host page.
+struct PagePair {
+  DevicePage device;
+  PoolOffset host;
+};
+
+// A pitched copy: `rows` rows of `width` bytes, `device_pitch` and `host_pitch` bytes apart. One row =
+// contiguous; its pitches equal its width, because copy engines want a pitch that is at least the width.
+struct CopyRun {
+  std::uint32_t allocation = 0;
+  std::uint64_t device_offset = 0;
+  std::uint64_t host_offset = 0;  // into the pool
+  std::uint64_t width = 0;
+  std::uint64_t rows = 1;
+  std::uint64_t device_pitch = 0;
+  std::uint64_t host_pitch = 0;
+  std::uint32_t first_layer = 0;  // layers this run belongs to: [first_layer, last_layer]
+  std::uint32_t last_layer = 0;
+
+  [[nodiscard]] std::uint64_t bytes() const { return width * rows; }
+  friend bool operator==(const CopyRun&, const CopyRun&) = default;
+};
+
+enum class PlanOrder : std::uint8_t {
+  page_major,   // all layers of a page together: fewest copies where layers have a constant stride
+  layer_major,  // a layer of all pages together: layers become complete in order
+};
+
+struct CopyPlan {
+  std::vector<CopyRun> runs;  // for layer_major: sorted by last_layer
+  std::uint64_t bytes = 0;
+};
+
+// Plans the copy of `pages`. Runs are coalesced (neighbours on both sides become one wider run or one pitched
+// run) and sorted by host offset inside a layer. No run crosses `border_bytes` of the pool (a segment or
+// registration border; 0 = none). Precondition: geometry was validated against spec and every device page is
+// below geometry.pages.
+CopyPlan plan_copy(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::span<const PagePair> pages,
+                   PlanOrder order, std::uint64_t border_bytes);
+// The same in parts, for a caller that plans as it copies; `plan` is overwritten and its memory used again.
+// Pages that are sorted by host offset are taken as they are; others are copied and sorted first.
+void plan_pages(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::span<const PagePair> pages,
+                std::uint64_t border_bytes, CopyPlan& plan);  // as page_major
+void plan_layer(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::span<const PagePair> pages,
+                std::uint32_t layer, std::uint64_t border_bytes, CopyPlan& plan);  // one layer of layer_major
+// The order in which plans take pages: by host offset, then by device page.
+void sort_pages(std::span<PagePair> pages);
+
+// Maximal runs of a token index list (both lists equally long) where host and device both advance by one (the
+// seed's `direct` backend).
+struct IndexRun {
+  std::int64_t source = 0;
+  std::int64_t destination = 0;
+  std::int64_t length = 0;
+  friend bool operator==(const IndexRun&, const IndexRun&) = default;
+};
+std::vector<IndexRun> coalesce_runs(std::span<const std::int64_t> source,
+                                    std::span<const std::int64_t> destination);
+// Sorts host indices ascending and permutes device indices the same way (stable).
+void sort_by_host(std::vector<std::int64_t>& host, std::vector<std::int64_t>& device);
+
+}  // namespace hicache::daemon

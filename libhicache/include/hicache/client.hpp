@@ -1,0 +1,186 @@
+// The C++ interface of hicache for an inference engine: attach, register device buffers, and ask for pages.
+// hicache.h is the same for C and, through dlopen, for every other language.
+//
+// A request's life:  probe (optional) -> reserve -> load the hits -> write what was missing -> release.
+//
+// Thread safety: a Session may be used from several threads; calls exclude each other on an internal mutex,
+// except `probe`, which takes none. `wait` and `wait_layer` release the mutex while they sleep. Blocking:
+// only `attach`, `register_buffers`, `wait`, `wait_layer` and `close` block, each at most for the time given.
+// Errors: values (Status, Result). No call throws after construction; none hangs when the daemon is stopped
+// or dead. Fork: a child must not use its parent's session; every call there returns Status::forked.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hicache/export.h"
+#include "shm/channel_layout.hpp"
+#include "shm/device_geometry.hpp"
+#include "shm/fd.hpp"
+#include "shm/namespace_spec.hpp"
+#include "shm/prefix_index.hpp"
+#include "shm/protocol.hpp"
+#include "shm/socket_path.hpp"
+#include "shm/status.hpp"
+#include "shm/types.hpp"
+
+namespace hicache {
+
+struct AttachOptions {
+  std::string name;         // daemon's name, looked up at the default socket path ...
+  std::string socket_path;  // ... or the path itself, which wins
+  Role role = Role::rank;
+  std::string engine;  // instance id: ranks with equal engine and namespace form one TP group
+  std::uint32_t tp_rank = 0;
+  NamespaceSpec spec;                 // tp_size included
+  std::uint32_t timeout_ms = 10'000;  // for the whole attach
+};
+
+// A host device buffer: memory that the daemon can map. Owns its sealed memfd and mapping.
+class HICACHE_EXPORT HostDeviceBuffer {
+ public:
+  static Result<HostDeviceBuffer> create(std::uint64_t bytes);
+  HostDeviceBuffer(HostDeviceBuffer&&) noexcept;
+  HostDeviceBuffer& operator=(HostDeviceBuffer&&) noexcept;
+  ~HostDeviceBuffer();
+  [[nodiscard]] std::uint8_t* data() const;
+  [[nodiscard]] std::uint64_t size() const;
+  [[nodiscard]] int fd() const;
+
+ private:
+  struct Impl;
+  explicit HostDeviceBuffer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Handle of an operation in flight, unique in its session. 0 = none.
+struct Ticket {
+  std::uint64_t value = 0;
+  explicit operator bool() const { return value != 0; }
+  friend bool operator==(Ticket, Ticket) = default;
+};
+
+// How an operation ended. Exactly one per ticket, except that one with `pages_busy` is followed by
+// `pages_returned`.
+struct OperationResult {
+  Ticket ticket;
+  Opcode opcode = Opcode::none;
+  Status status = Status::ok;
+  LeaseId lease;
+  std::uint32_t hits = 0;                // reserve
+  std::uint32_t written = 0;             // write: pages published by this operation (counted once per group)
+  std::uint32_t present = 0;             // write: pages that were ready already
+  std::uint32_t filling = 0;             // write: pages that another lease was filling
+  std::uint32_t dropped = 0;             // write: pages not kept
+  std::uint64_t bytes = 0;               // write, load: bytes copied for this rank
+  std::uint64_t operation_sequence = 0;  // the daemon's global order
+  bool pages_busy = false;          // a copy may still touch the device pages: keep them until pages_returned
+  bool pages_returned = false;      // not an end: the device pages of `ticket` are free again
+  std::vector<Status> page_status;  // write: one per page: ok, exists, busy, dropped
+};
+
+// When a write may read its device pages: after write fence `index` reached `value`. Raise it with
+// raise_write_fence.
+struct WriteFence {
+  std::uint32_t index = 0;  // below kWriteFences
+  std::uint32_t value = 0;
+};
+
+// Where a load announces its layers: producer slot (below kProducerSlots) and the value each layer's word
+// gets. Values of a slot grow from load to load, by less than 2^31, starting above 0.
+struct LayerFence {
+  std::uint32_t slot = 0;
+  std::uint32_t value = 0;
+};
+
+// What a session counted about itself since attach.
+struct SessionCounters {
+  std::uint64_t parks = 0;                // times a wait went to sleep
+  std::uint64_t late_wakes = 0;           // sleeps that timed out on work published more than 1 ms before
+  std::uint64_t ignored_completions = 0;  // completions that matched no open operation: a damaged daemon
+  std::uint64_t expired = 0;              // operations ended here because the daemon let their deadline pass
+};
+
+class HICACHE_EXPORT Session {
+ public:
+  // Attaches to a daemon. daemon_absent when nobody listens, version_mismatch with both sides' versions,
+  // invalid_argument naming the field, timed_out. The session ends when the object goes.
+  static Result<std::unique_ptr<Session>> attach(const AttachOptions& options);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Hands the device buffers over, once. `fds` are the allocations' sealed memfds, in the geometry's order;
+  // they stay the caller's. Blocks until the daemon has mapped them, at most timeout_ms.
+  Outcome register_buffers(const DeviceGeometry& geometry, std::span<const int> fds,
+                           std::uint32_t timeout_ms = 10'000);
+
+  // How many leading pages are present now. A hint, no daemon, no system call, wait-free for other callers.
+  // Follows a namespace bump. 0 once the session is lost.
+  [[nodiscard]] ProbeResult probe(std::span<const PrefixHash> hashes) const;
+
+  // Each of these posts one operation and returns its ticket, or again (ring, arena or completion slots full:
+  // poll first), too_large, daemon_lost, forked, closed. deadline_ms 0 = the daemon's default.
+  Result<Ticket> nop(std::uint32_t deadline_ms = 0);
+  // Opens a lease on a request's pages: pins the leading hits. `sequence` > 0 orders the group's requests:
+  // all ranks post the same hashes under the same sequence and get the same answer.
+  Result<Ticket> reserve(std::uint64_t sequence, std::span<const PrefixHash> hashes,
+                         std::uint32_t deadline_ms = 0);
+  // Copies pages [first, first + pages.size()) of the lease's request from this rank's device pages to the
+  // pool. All ranks of the group post the same range. Ends for all ranks when every page is published or
+  // given up.
+  Result<Ticket> write(LeaseId lease, std::uint32_t first, std::span<const DevicePage> pages,
+                       std::optional<WriteFence> fence = std::nullopt, std::uint32_t deadline_ms = 0);
+  // Copies ready pages of the lease to this rank's device pages. Independent of the other ranks.
+  Result<Ticket> load(LeaseId lease, std::uint32_t first, std::span<const DevicePage> pages,
+                      std::optional<LayerFence> fence = std::nullopt, std::uint32_t deadline_ms = 0);
+  // This rank needs the lease no more. The request counts as used once all ranks have released.
+  Result<Ticket> release(LeaseId lease, std::uint32_t deadline_ms = 0);
+
+  // Next completion if there is one. After the daemon was lost: every operation still open ends once with
+  // daemon_lost (with pages_busy, and pages_returned once its copies are proved over, where they may still
+  // run), then nothing. When the daemon is stopped or hung, operations end with timed_out a quarter second
+  // after their deadline.
+  std::optional<OperationResult> poll();
+  // Waits for the next event of a ticket (keeping others for poll) at most timeout_ms. timed_out leaves the
+  // operation open; not_found: no such operation, or its result was read already.
+  Result<OperationResult> wait(Ticket ticket, std::uint32_t timeout_ms);
+  // Waits for any completion, at most timeout_ms.
+  Result<OperationResult> wait_any(std::uint32_t timeout_ms);
+
+  // Stores a write fence's value (host side). Values only grow.
+  void raise_write_fence(std::uint32_t index, std::uint32_t value);
+  // True when `layer` of the load that uses `fence` was announced. A failed load releases its layers too, so
+  // that nobody hangs: its result tells.
+  [[nodiscard]] bool layer_ready(const LayerFence& fence, std::uint32_t layer) const;
+  // Waits for it. A wait that ends because the load failed returns its status: a released wait means failed.
+  Outcome wait_layer(const LayerFence& fence, std::uint32_t layer, std::uint32_t timeout_ms);
+
+  // ok, or why the session has ended. Cheap; looks at the socket at most every few milliseconds.
+  [[nodiscard]] Status state() const;
+  // Ends the session. Open operations end with `closed`.
+  void close();
+
+  [[nodiscard]] NamespaceId namespace_id() const;
+  [[nodiscard]] std::uint32_t tp_rank() const;
+  [[nodiscard]] std::uint32_t tp_size() const;
+  [[nodiscard]] std::uint64_t instance_epoch() const;
+  [[nodiscard]] std::uint32_t client_slot() const;
+  [[nodiscard]] SessionCounters counters() const;
+
+ private:
+  struct Impl;
+  explicit Session(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Asks a daemon for something over its socket (what hicache-ctl does). The answer is JSON text.
+HICACHE_EXPORT Result<std::string> control(const std::string& socket_path,
+                                           const std::vector<std::string>& arguments,
+                                           std::uint32_t timeout_ms = 10'000);
+
+}  // namespace hicache

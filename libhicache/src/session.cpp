@@ -1,0 +1,122 @@
+// A session's life after attach: lookups, state, and its end.
+#include "session_impl.hpp"
+
+#include <sys/socket.h>
+
+#include <utility>
+
+#include "shm/unix_socket.hpp"
+
+namespace hicache {
+namespace {
+
+template <class T>
+T* at(const Mapping& mapping, std::uint64_t offset) {
+  return reinterpret_cast<T*>(static_cast<std::uint8_t*>(mapping.data()) + offset);
+}
+
+}  // namespace
+
+Session::Impl::Impl(const AttachOptions& options, Attachment attachment)
+    : role(options.role),
+      tp_rank(options.tp_rank),
+      spec(options.spec),
+      attached(std::move(attachment)),
+      watch(attached.socket.get(), attached.welcome.daemon_start_ticks),
+      header(at<ChannelHeader>(attached.channel, 0)),
+      cq_entries(at<const RingEntry>(attached.channel, attached.welcome.channel.cq_offset)),
+      cq_mask(attached.welcome.channel.cq_entries - 1),
+      fences(at<FenceBlock>(attached.channel, attached.welcome.channel.fence_offset)),
+      arena_base(at<std::uint8_t>(attached.channel, attached.welcome.channel.arena_offset)),
+      waiting{attached.welcome.wait_spin_us, attached.welcome.wait_yield_us, attached.welcome.wait_park_ms},
+      index(attached.tables, attached.tables.header->hash_seed.load(std::memory_order_relaxed)),
+      namespace_now(attached.welcome.namespace_id),
+      sq(at<RingEntry>(attached.channel, attached.welcome.channel.sq_offset),
+         attached.welcome.channel.sq_entries, &header->sq_head, &header->sq_tail),
+      cq(cq_entries, attached.welcome.channel.cq_entries, &header->cq_head),
+      operations(attached.welcome.channel.cq_entries),
+      arena(attached.welcome.channel.arena_bytes) {}
+
+Session::Impl::~Impl() {
+  // The range is not there in a child, or belongs to somebody else by now.
+  if (fork.forked()) attached.channel.forget();
+}
+
+Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+Session::~Session() {
+  close();
+}
+
+void Session::close() {
+  Impl& m = *impl_;
+  if (m.fork.forked()) return;
+  const std::lock_guard lock(m.mutex);
+  if (m.ended()) return;
+  const auto bytes = encode_message(Goodbye{});
+  // Without it the daemon counts the session as lost, which does no other harm.
+  static_cast<void>(send_message(m.attached.socket.get(), bytes, {}, 0));
+  m.end(Status::closed, "the session was closed");
+  ::shutdown(m.attached.socket.get(), SHUT_RDWR);
+}
+
+NamespaceId Session::namespace_id() const {
+  const Impl& m = *impl_;
+  std::uint32_t id = m.namespace_now.load(std::memory_order_relaxed);
+  const auto& namespaces = m.attached.tables.namespaces;
+  // A bump leaves a pointer to the namespace that replaced this one. Bounded: damage could have made a
+  // circle.
+  for (std::size_t steps = 0; steps < namespaces.size(); ++steps) {
+    const NamespaceEntry& entry = namespaces[id];
+    if (entry.state.load(std::memory_order_acquire) != static_cast<std::uint32_t>(NamespaceState::retired))
+      break;
+    const std::uint32_t successor = entry.successor.load(std::memory_order_relaxed);
+    if (successor >= namespaces.size()) break;
+    id = successor;
+    m.namespace_now.store(id, std::memory_order_relaxed);
+  }
+  return NamespaceId{id};
+}
+
+ProbeResult Session::probe(std::span<const PrefixHash> hashes) const {
+  const Impl& m = *impl_;
+  if (m.fork.forked() || m.ended()) return {};
+  const A64& epoch = m.attached.tables.header->instance_epoch;
+  if (epoch.load(std::memory_order_acquire) != m.attached.welcome.instance_epoch) return {};
+  const ProbeResult result = m.index.probe(hashes, namespace_id());
+  std::atomic_thread_fence(std::memory_order_acquire);  // the index was read before the epoch is read again
+  if (epoch.load(std::memory_order_relaxed) != m.attached.welcome.instance_epoch) return {};
+  return result;
+}
+
+Status Session::state() const {
+  Impl& m = *impl_;
+  if (m.fork.forked()) return Status::forked;
+  if (!m.ended() && (m.header->session_ended.load(std::memory_order_relaxed) != 0 ||
+                     coarse_ns() - m.last_look_ns.load(std::memory_order_relaxed) >= Impl::kLookEveryNs)) {
+    const std::lock_guard lock(m.mutex);
+    m.look_at_daemon();
+  }
+  return m.end_reason.load(std::memory_order_acquire);
+}
+
+std::uint32_t Session::tp_rank() const {
+  return impl_->tp_rank;
+}
+std::uint32_t Session::tp_size() const {
+  return impl_->spec.tp_size;
+}
+std::uint64_t Session::instance_epoch() const {
+  return impl_->attached.welcome.instance_epoch;
+}
+std::uint32_t Session::client_slot() const {
+  return impl_->attached.welcome.client_slot;
+}
+
+SessionCounters Session::counters() const {
+  if (impl_->fork.forked()) return {};
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->counters;
+}
+
+}  // namespace hicache

@@ -1,0 +1,153 @@
+#include "shm/device_geometry.hpp"
+
+#include <string_view>
+
+#include "shm/protocol.hpp"
+
+namespace hicache {
+namespace {
+
+// Pages are copied in words, so every piece starts at a word.
+constexpr std::uint64_t kPieceAlignment = 8;
+
+constexpr std::size_t kAllocationWireBytes = 4 + 8;
+constexpr std::size_t kTensorWireBytes = 4 + 4 + 4 + 8 + 8 + 8;
+
+std::string_view name_of(TensorKind kind) {
+  switch (kind) {
+    case TensorKind::k:
+      return "k";
+    case TensorKind::v:
+      return "v";
+    case TensorKind::latent:
+      return "latent";
+  }
+  return "unknown kind";
+}
+
+bool known(TensorKind kind) {
+  return static_cast<std::uint32_t>(kind) <= static_cast<std::uint32_t>(TensorKind::latent);
+}
+
+bool known(DeviceKind kind) {
+  return kind == DeviceKind::host || kind == DeviceKind::cuda;
+}
+
+Outcome refuse(std::string text) {
+  return Error{Status::invalid_argument, std::move(text), 0};
+}
+
+// Where a tensor's last byte ends, or nothing when that can't be counted in 64 bits.
+std::optional<std::uint64_t> end_of(const DeviceTensor& t, std::uint32_t pages) {
+  std::uint64_t end = 0;
+  if (__builtin_mul_overflow(std::uint64_t{pages} - 1, t.page_stride, &end)) return std::nullopt;
+  if (__builtin_add_overflow(end, t.offset, &end)) return std::nullopt;
+  if (__builtin_add_overflow(end, t.page_bytes, &end)) return std::nullopt;
+  return end;
+}
+
+}  // namespace
+
+Outcome DeviceGeometry::validate(const NamespaceSpec& spec) const {
+  if (auto outcome = spec.validate(); !outcome) return outcome;
+  if (pages == 0) return refuse("geometry has 0 device pages, expected at least 1");
+  if (allocations.empty() || allocations.size() > kMaxAllocations) {
+    return refuse("geometry has " + std::to_string(allocations.size()) + " allocations, expected 1 to " +
+                  std::to_string(kMaxAllocations));
+  }
+  for (std::size_t i = 0; i < allocations.size(); ++i) {
+    if (!known(allocations[i].kind)) {
+      return refuse("allocation " + std::to_string(i) + " has kind " +
+                    std::to_string(static_cast<std::uint32_t>(allocations[i].kind)) +
+                    ", expected 1 (host) or 2 (cuda)");
+    }
+    if (allocations[i].bytes == 0) return refuse("allocation " + std::to_string(i) + " has 0 bytes");
+  }
+  const std::size_t wanted = std::size_t{spec.layers} * spec.kinds();
+  if (tensors.size() != wanted) {
+    return refuse("geometry has " + std::to_string(tensors.size()) + " tensors, expected " +
+                  std::to_string(wanted) + " (one per layer and kind)");
+  }
+  std::vector<bool> seen(wanted, false);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const DeviceTensor& t = tensors[i];
+    const auto wrong = [&](std::string_view field, std::uint64_t value, const std::string& expected) {
+      return refuse("tensor " + std::to_string(i) + " (layer " + std::to_string(t.layer) + ", " +
+                    std::string(name_of(t.kind)) + "): " + std::string(field) + " is " +
+                    std::to_string(value) + ", expected " + expected);
+    };
+    const bool fits_attention = spec.attention == Attention::mha
+                                    ? t.kind == TensorKind::k || t.kind == TensorKind::v
+                                    : t.kind == TensorKind::latent;
+    if (!fits_attention) {
+      return wrong("kind", static_cast<std::uint32_t>(t.kind),
+                   spec.attention == Attention::mha ? "0 (k) or 1 (v)" : "2 (latent)");
+    }
+    if (t.layer >= spec.layers) return wrong("layer", t.layer, "less than " + std::to_string(spec.layers));
+    const std::size_t place = (t.kind == TensorKind::v ? spec.layers : 0) + std::size_t{t.layer};
+    if (seen[place]) return wrong("layer", t.layer, "each layer and kind once, this one came before");
+    seen[place] = true;
+    if (t.allocation >= allocations.size()) {
+      return wrong("allocation", t.allocation, "less than " + std::to_string(allocations.size()));
+    }
+    if (t.page_bytes != spec.piece_bytes()) {
+      return wrong("page_bytes", t.page_bytes, std::to_string(spec.piece_bytes()));
+    }
+    if (t.page_stride < t.page_bytes) {
+      return wrong("page_stride", t.page_stride, "at least page_bytes " + std::to_string(t.page_bytes));
+    }
+    if (t.offset % kPieceAlignment != 0) return wrong("offset", t.offset, "a multiple of 8");
+    if (t.page_stride % kPieceAlignment != 0) return wrong("page_stride", t.page_stride, "a multiple of 8");
+    const auto end = end_of(t, pages);
+    const std::uint64_t bytes = allocations[t.allocation].bytes;
+    if (!end) return wrong("offset", t.offset, "an end of the last page that fits 64 bits");
+    if (*end > bytes) {
+      return wrong(
+          "end of the last page", *end,
+          "at most the " + std::to_string(bytes) + " bytes of allocation " + std::to_string(t.allocation));
+    }
+  }
+  return success();
+}
+
+void DeviceGeometry::encode(WireWriter& out) const {
+  out.integer(pages);
+  out.integer(static_cast<std::uint32_t>(allocations.size()));
+  for (const DeviceAllocation& a : allocations) {
+    out.integer(static_cast<std::uint32_t>(a.kind));
+    out.integer(a.bytes);
+  }
+  out.integer(static_cast<std::uint32_t>(tensors.size()));
+  for (const DeviceTensor& t : tensors) {
+    out.integer(t.allocation);
+    out.integer(t.layer);
+    out.integer(static_cast<std::uint32_t>(t.kind));
+    out.integer(t.offset);
+    out.integer(t.page_stride);
+    out.integer(t.page_bytes);
+  }
+}
+
+DeviceGeometry DeviceGeometry::decode(WireReader& in) {
+  DeviceGeometry g;
+  g.pages = in.integer<std::uint32_t>();
+  g.allocations.resize(in.count(kMaxAllocations, kAllocationWireBytes));
+  for (DeviceAllocation& a : g.allocations) {
+    a.kind = static_cast<DeviceKind>(in.integer<std::uint32_t>());
+    a.bytes = in.integer<std::uint64_t>();
+    if (!known(a.kind)) in.fail();
+  }
+  g.tensors.resize(in.count(kMaxTensors, kTensorWireBytes));
+  for (DeviceTensor& t : g.tensors) {
+    t.allocation = in.integer<std::uint32_t>();
+    t.layer = in.integer<std::uint32_t>();
+    t.kind = static_cast<TensorKind>(in.integer<std::uint32_t>());
+    t.offset = in.integer<std::uint64_t>();
+    t.page_stride = in.integer<std::uint64_t>();
+    t.page_bytes = in.integer<std::uint64_t>();
+    if (!known(t.kind)) in.fail();
+  }
+  return g;
+}
+
+}  // namespace hicache

@@ -1,0 +1,137 @@
+// hicache-bench: replays of requests with every byte checked, and benchmarks of the control path.
+#include <CLI/CLI.hpp>
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tools/bench/bench_model.hpp"
+#include "tools/bench/micro_bench.hpp"
+#include "tools/bench/progress.hpp"
+#include "tools/bench/replay.hpp"
+#include "tools/bench/report.hpp"
+
+namespace {
+
+using namespace hicache;         // NOLINT(google-build-using-namespace): the program's own file
+using namespace hicache::bench;  // NOLINT(google-build-using-namespace)
+
+constexpr int kUsage = 2;
+constexpr int kInterrupted = 130;
+
+int fail(const Error& error) {
+  fmt::print(stderr, "hicache-bench: {}: {}\n", to_string(error.status), error.message);
+  return 1;
+}
+
+int replay(const ReplayOptions& options, const std::string& json_path) {
+  const auto result = run_replay(options);
+  if (!result) return interrupted() ? kInterrupted : fail(result.error());
+  fmt::print(json_path == "-" ? stderr : stdout, "{}", replay_summary(options, **result));
+  if (const Outcome written = write_json(json_path, replay_json(options, **result)); !written) {
+    return fail(written.error());
+  }
+  if ((*result)->interrupted) return kInterrupted;
+  return (*result)->success() ? 0 : 1;
+}
+
+int micro(const std::function<Result<nlohmann::json>(const MicroOptions&)>& run, const MicroOptions& options,
+          const std::string& json_path) {
+  const auto json = run(options);
+  if (!json) return interrupted() ? kInterrupted : fail(json.error());
+  const Outcome written = write_json(json_path, *json);
+  return written ? 0 : fail(written.error());
+}
+
+void add_replay_options(CLI::App& command, ReplayOptions& options, std::string& json) {
+  command.add_option("--config", options.config, "the daemon's configuration")
+      ->required()
+      ->check(CLI::ExistingFile);
+  command.add_option("--ranks", options.ranks, "ranks of each group")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  command
+      .add_option("--pool-pages", options.pool_pages,
+                  "a pool of exactly this many logical pages, without watermarks; pages of 16 KiB a shard")
+      ->check(CLI::Range(1u, 64u << 20));
+  command
+      .add_option("--page-bytes", options.page_bytes,
+                  fmt::format("bytes of a page's shard (default {}, with --pool-pages {})", kDefaultPageBytes,
+                              kSmallPageBytes))
+      ->transform(CLI::AsSizeValue(false));
+  command.add_option("--limit", options.limit, "requests at most");
+  command.add_option("--concurrency", options.concurrency, "requests of a group in work at once")
+      ->check(CLI::Range(1, 256))
+      ->capture_default_str();
+  command.add_option("--seed", options.conversations.seed, "of the generated conversations")
+      ->capture_default_str();
+  command.add_flag("--attach", options.attach, "use the daemon that runs already instead of starting one")
+      ->excludes("--pool-pages");
+  command.add_flag("--dump-check", options.dump_check, "run hicache-dump --check during and after the run");
+  command.add_option("--json", json, "write the results to this file, - for standard output");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  install_interrupt_handler();
+  CLI::App app{"Benchmarks of hicache. Every byte that a replay loads is compared with what it must be."};
+  app.require_subcommand(1);
+  int rc = 0;
+  std::string json;
+  ReplayOptions options;
+  MicroOptions micro_options;
+
+  CLI::App* replay_command =
+      app.add_subcommand("replay", "replay a trace, or generated conversations, with engines of one kind");
+  add_replay_options(*replay_command, options, json);
+  Attention attention = Attention::mha;
+  std::uint32_t engines = 1;
+  replay_command
+      ->add_option("--trace", options.trace,
+                   "JSON lines with hash_ids; left out: conversations are generated")
+      ->check(CLI::ExistingFile);
+  replay_command->add_option("--attention", attention, "mha or mla")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, Attention>{{"mha", Attention::mha}, {"mla", Attention::mla}},
+          CLI::ignore_case));
+  replay_command->add_option("--engines", engines, "groups that replay side by side in one namespace")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  replay_command->callback([&] {
+    options.engines.assign(engines, attention);
+    rc = replay(options, json);
+  });
+
+  CLI::App* conversations_command = app.add_subcommand(
+      "conversations", "generated multi-turn conversations through one MHA group and one MLA group at once");
+  add_replay_options(*conversations_command, options, json);
+  conversations_command->callback([&] {
+    options.engines = {Attention::mha, Attention::mla};
+    rc = replay(options, json);
+  });
+
+  const auto add_micro = [&](const char* name, const char* text,
+                             Result<nlohmann::json> (*run)(const MicroOptions&)) {
+    CLI::App* command = app.add_subcommand(name, text);
+    command->add_option("--seconds", micro_options.seconds, "of each measurement")
+        ->check(CLI::Range(0.1, 600.0))
+        ->capture_default_str();
+    command->add_option("--json", json, "write the results to this file, - for standard output");
+    command->callback([&, run] { rc = micro(run, micro_options, json); });
+  };
+  add_micro("rtt", "no-op round trips, fairness and the idle daemon, beside bare exchanges", run_rtt);
+  add_micro("probe", "lookups without the daemon in an index of a million pages", run_probe);
+  add_micro("ops", "page operations a second through the coordinator", run_ops);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    return app.exit(e) == 0 ? 0 : kUsage;
+  }
+  return rc;
+}

@@ -1,0 +1,401 @@
+#include "tools/bench/rank_worker.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "libhicache/include/hicache/client.hpp"
+#include "shm/clock.hpp"
+#include "shm/waiting.hpp"
+#include "tools/bench/bench_model.hpp"
+#include "tools/bench/page_pattern.hpp"
+
+namespace hicache::bench {
+namespace {
+
+constexpr std::uint32_t kWaitMs = 200;
+constexpr std::uint32_t kTurnYieldUs = 30;  // a peer that is nearly done is met without a sleep
+
+// A request in work. What it waits for is `step`; the operation it posts next is decided there.
+enum class Step { idle, reserve, load, write, release };
+
+struct Lane {
+  Step step = Step::idle;
+  std::size_t request = 0;
+  LeaseId lease;
+  std::uint32_t hits = 0;
+  std::uint32_t probed = 0;
+  Ticket ticket;  // none while the step's operation has not been accepted
+  std::uint64_t request_start_ns = 0;
+  std::uint64_t posted_ns = 0;
+};
+
+// Time during which at least one operation of a kind was in flight.
+class BusyClock {
+ public:
+  void begin() {
+    if (running_++ == 0) since_ = monotonic_ns();
+  }
+  void end() {
+    if (--running_ == 0) total_ += monotonic_ns() - since_;
+  }
+  [[nodiscard]] std::uint64_t total_ns() const { return total_; }
+
+ private:
+  std::uint32_t running_ = 0;
+  std::uint64_t since_ = 0;
+  std::uint64_t total_ = 0;
+};
+
+class RankWorker {
+ public:
+  RankWorker(const ReplayPlan& plan, const GroupPlan& group, std::uint32_t tp_rank, const Workload& workload,
+             Board& board)
+      : plan_(plan),
+        group_(group),
+        tp_rank_(tp_rank),
+        shard_(group.spec.attention == Attention::mha ? tp_rank : 0),
+        workload_(workload),
+        board_(board),
+        mine_(board.ranks[group.first_board + tp_rank]),
+        digest_(group.spec.digest()),
+        lanes_(plan.concurrency),
+        ended_(workload.size(), false) {}
+
+  Outcome run() {
+    if (Outcome attached = attach(); !attached) return attached;
+    if (!board_.wait_for_start(mine_)) return success();
+    // A rank that leaves ends its group: nobody goes before all have finished.
+    while (!board_.aborted() && group_done() < workload_.size()) {
+      start_requests();
+      if (Outcome turn = work_turn(); !turn) return turn;
+    }
+    mine_.write_busy_ns = write_clock_.total_ns();
+    mine_.load_busy_ns = load_clock_.total_ns();
+    session_->close();
+    return success();
+  }
+
+ private:
+  Outcome attach() {
+    AttachOptions options;
+    options.socket_path = plan_.socket_path;
+    options.engine = group_.engine;
+    options.tp_rank = tp_rank_;
+    options.spec = group_.spec;
+    auto session = Session::attach(options);
+    if (!session) return session.error();
+    session_ = std::move(*session);
+    // Each lane has pages to write from and others to load to.
+    auto memory = DeviceMemory::create(group_.spec, lane_pages() * plan_.concurrency);
+    if (!memory) return memory.error();
+    memory_.emplace(std::move(*memory));
+    return memory_->register_with(*session_);
+  }
+
+  [[nodiscard]] std::uint32_t lane_pages() const { return 2 * workload_.longest(); }
+  [[nodiscard]] std::uint32_t lane_base(const Lane& lane) const {
+    return static_cast<std::uint32_t>(&lane - lanes_.data()) * lane_pages();
+  }
+  [[nodiscard]] DevicePage write_page(const Lane& lane, std::uint32_t page) const {
+    return DevicePage{lane_base(lane) + page};
+  }
+  // Pages come back to a place of their own that moves from request to request, so that a load that did
+  // nothing or went where the last one went is seen.
+  [[nodiscard]] DevicePage load_page(const Lane& lane, std::uint32_t page) const {
+    const auto turn = static_cast<std::uint32_t>(lane.request % workload_.longest());
+    return DevicePage{lane_base(lane) + workload_.longest() + (page + turn) % workload_.longest()};
+  }
+
+  // Requests that may begin: the slowest rank has ended all up to `concurrency` before it.
+  void start_requests() {
+    while (next_ < workload_.size() && group_done() + plan_.concurrency > next_) {
+      Lane& lane = lanes_[next_ % lanes_.size()];
+      lane = Lane{};
+      lane.request = next_++;
+      lane.request_start_ns = monotonic_ns();
+      const auto keys = workload_.keys(lane.request);
+      lane.probed = session_->probe(keys).leading;
+      mine_.latency[static_cast<std::size_t>(Timed::probe)].record(monotonic_ns() - lane.request_start_ns);
+      begin_step(lane, Step::reserve);
+    }
+  }
+  [[nodiscard]] std::uint64_t group_done() const {
+    std::uint64_t least = ~0ull;
+    for (std::uint32_t rank = 0; rank < group_.spec.tp_size; ++rank) {
+      // SYNC board-done
+      least = std::min(least, board_.ranks[group_.first_board + rank].done.load(std::memory_order_acquire));
+    }
+    return least;
+  }
+
+  // Posts what was refused for lack of room, then takes completions or sleeps until the group has moved.
+  Outcome work_turn() {
+    std::size_t refused = refused_.size();
+    while (refused-- > 0) {
+      Lane* lane = refused_.front();
+      refused_.pop_front();
+      if (Outcome posted = post(*lane); !posted) return posted;
+    }
+    bool worked = false;
+    while (auto result = session_->poll()) {
+      worked = true;
+      if (Outcome taken = take(*result); !taken) return taken;
+    }
+    if (worked) return success();
+    if (open_ > 0) {
+      const auto result = session_->wait_any(kWaitMs);
+      if (result) return take(*result);
+      if (result.status() == Status::timed_out) return success();
+      return result.error();
+    }
+    if (!refused_.empty())
+      return Error{Status::again, "the session has no room although nothing is in flight", 0};
+    return wait_for_group();
+  }
+
+  Outcome wait_for_group() {
+    WaitLadder ladder(WaitPolicy{0, kTurnYieldUs, 0});
+    const auto may_go = [&] {
+      const std::uint64_t done = group_done();
+      return board_.aborted() || done == workload_.size() ||
+             (next_ < workload_.size() && done + plan_.concurrency > next_);
+    };
+    while (!may_go() && ladder.step()) {
+    }
+    const std::uint32_t seen = board_.turn.load(std::memory_order_seq_cst);  // SYNC board-turn
+    if (!may_go()) board_.sleep(seen, kWaitMs);
+    const Status state = session_->state();
+    if (state != Status::ok) return Error{state, "the session ended", 0};
+    return success();
+  }
+
+  void begin_step(Lane& lane, Step step) {
+    lane.step = step;
+    lane.ticket = Ticket{};
+    prepare(lane);
+    refused_.push_back(&lane);  // posted in the next turn
+  }
+
+  // What the device does before the operation is posted.
+  void prepare(Lane& lane) {
+    const auto keys = workload_.keys(lane.request);
+    const auto pages = static_cast<std::uint32_t>(keys.size());
+    if (lane.step == Step::load) {
+      for (std::uint32_t page = 0; page < lane.hits; ++page) {
+        for (const DeviceTensor& tensor : memory_->geometry().tensors) {
+          poison(memory_->piece(tensor, load_page(lane, page)));
+        }
+      }
+    }
+    if (lane.step == Step::write) {
+      for (std::uint32_t page = lane.hits; page < pages; ++page) {
+        for (const DeviceTensor& tensor : memory_->geometry().tensors) {
+          fill_piece(memory_->piece(tensor, write_page(lane, page)), base_of(keys[page], tensor));
+        }
+      }
+    }
+  }
+  [[nodiscard]] std::uint64_t base_of(const PrefixHash& key, const DeviceTensor& tensor) const {
+    return piece_base({digest_, key, shard_, tensor.layer, tensor.kind});
+  }
+
+  Outcome post(Lane& lane) {
+    const auto keys = workload_.keys(lane.request);
+    Result<Ticket> ticket = Ticket{};
+    switch (lane.step) {
+      case Step::idle:
+        return success();
+      case Step::reserve:
+        ticket = session_->reserve(lane.request + 1, keys);
+        break;
+      case Step::load: {
+        pages_.clear();
+        for (std::uint32_t page = 0; page < lane.hits; ++page) pages_.push_back(load_page(lane, page));
+        ticket = session_->load(lane.lease, 0, pages_);
+        break;
+      }
+      case Step::write: {
+        pages_.clear();
+        for (std::uint32_t page = lane.hits; page < keys.size(); ++page)
+          pages_.push_back(write_page(lane, page));
+        ticket = session_->write(lane.lease, lane.hits, pages_);
+        break;
+      }
+      case Step::release:
+        ticket = session_->release(lane.lease);
+        break;
+    }
+    if (!ticket) {
+      if (ticket.status() != Status::again) return ticket.error();
+      refused_.push_back(&lane);
+      return success();
+    }
+    lane.ticket = *ticket;
+    lane.posted_ns = monotonic_ns();
+    ++open_;
+    if (lane.step == Step::load) load_clock_.begin();
+    if (lane.step == Step::write) write_clock_.begin();
+    return success();
+  }
+
+  Outcome take(const OperationResult& result) {
+    if (result.pages_returned) return success();
+    const auto at = std::find_if(lanes_.begin(), lanes_.end(), [&](const Lane& lane) {
+      return lane.step != Step::idle && lane.ticket == result.ticket;
+    });
+    if (at == lanes_.end())
+      return Error{Status::corrupt, "a completion for an operation that was never posted", 0};
+    Lane& lane = *at;
+    --open_;
+    lane.ticket = Ticket{};
+    record(lane, result);
+    if (result.status == Status::daemon_lost || result.status == Status::peer_lost) {
+      return Error{result.status,
+                   fmt::format("request {}: {} ended with {}", lane.request, to_string(result.opcode),
+                               to_string(result.status)),
+                   0};
+    }
+    const bool failed = result.status != Status::ok;
+    if (failed) {
+      add(mine_.counts.failed_operations, 1);
+      mine_.fail(fmt::format("request {}: {} ended with {}", lane.request, to_string(result.opcode),
+                             to_string(result.status)));
+      // Its device pages may still be written to: the run's outcome is settled, so it ends here.
+      if (result.pages_busy) return Error{result.status, "an operation ended while its copies still ran", 0};
+    }
+    advance(lane, result, failed);
+    return success();
+  }
+
+  void record(const Lane& lane, const OperationResult& result) {
+    const std::uint64_t ns = monotonic_ns() - lane.posted_ns;
+    auto timed = Timed::release;
+    switch (lane.step) {
+      case Step::reserve:
+        timed = Timed::reserve;
+        break;
+      case Step::load:
+        timed = Timed::load;
+        load_clock_.end();
+        add(mine_.counts.bytes_loaded, result.bytes);
+        break;
+      case Step::write:
+        timed = Timed::write;
+        write_clock_.end();
+        add(mine_.counts.bytes_written, result.bytes);
+        break;
+      case Step::release:
+      case Step::idle:
+        break;
+    }
+    mine_.latency[static_cast<std::size_t>(timed)].record(ns);
+  }
+
+  void advance(Lane& lane, const OperationResult& result, bool failed) {
+    const auto pages = static_cast<std::uint32_t>(workload_.keys(lane.request).size());
+    switch (lane.step) {
+      case Step::reserve:
+        if (failed) return end_request(lane);
+        lane.lease = result.lease;
+        lane.hits = result.hits;
+        add(mine_.counts.hits, lane.hits);
+        if (lane.hits == pages) add(mine_.counts.full_hits, 1);
+        if (lane.hits != lane.probed) add(mine_.counts.probe_differences, 1);
+        if (lane.hits > 0) return begin_step(lane, Step::load);
+        return begin_step(lane, Step::write);
+      case Step::load:
+        if (!failed) verify(lane);
+        return begin_step(lane, lane.hits < pages ? Step::write : Step::release);
+      case Step::write:
+        add(mine_.counts.written, result.written);
+        add(mine_.counts.present, result.present);
+        add(mine_.counts.filling, result.filling);
+        add(mine_.counts.dropped, result.dropped);
+        return begin_step(lane, Step::release);
+      case Step::release:
+        return end_request(lane);
+      case Step::idle:
+        return;
+    }
+  }
+
+  void verify(const Lane& lane) {
+    const auto keys = workload_.keys(lane.request);
+    std::uint64_t words = 0;
+    std::uint64_t wrong = 0;
+    for (std::uint32_t page = 0; page < lane.hits; ++page) {
+      for (const DeviceTensor& tensor : memory_->geometry().tensors) {
+        const auto piece = memory_->piece(tensor, load_page(lane, page));
+        const std::uint64_t wrong_here = count_wrong_words(piece, base_of(keys[page], tensor));
+        words += piece.size() / sizeof(std::uint64_t);
+        wrong += wrong_here;
+        if (wrong_here > 0) {
+          mine_.fail(fmt::format("request {} page {} layer {} kind {}: {} of {} words are wrong",
+                                 lane.request, page, tensor.layer, static_cast<std::uint32_t>(tensor.kind),
+                                 wrong_here, piece.size() / sizeof(std::uint64_t)));
+        }
+      }
+    }
+    add(mine_.counts.verified_words, words);
+    add(mine_.counts.verify_errors, wrong);
+  }
+
+  void end_request(Lane& lane) {
+    lane.step = Step::idle;
+    add(mine_.counts.requests, 1);
+    add(mine_.counts.pages, workload_.keys(lane.request).size());
+    mine_.latency[static_cast<std::size_t>(Timed::request)].record(monotonic_ns() - lane.request_start_ns);
+    ended_[lane.request] = true;
+    const std::size_t before = done_;
+    while (done_ < ended_.size() && ended_[done_]) ++done_;
+    if (done_ == before) return;
+    mine_.done.store(done_, std::memory_order_release);  // SYNC board-done
+    board_.announce();
+  }
+
+  // One writer: a plain addition, visible to the parent's progress line.
+  static void add(std::atomic<std::uint64_t>& count, std::uint64_t n) {
+    count.store(count.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+  }
+
+  const ReplayPlan& plan_;
+  const GroupPlan& group_;
+  std::uint32_t tp_rank_;
+  std::uint32_t shard_;
+  const Workload& workload_;
+  Board& board_;
+  RankBoard& mine_;
+  PrefixHash digest_;
+  std::unique_ptr<Session> session_;
+  std::optional<DeviceMemory> memory_;
+  std::vector<Lane> lanes_;
+  std::deque<Lane*> refused_;      // lanes whose operation has yet to be accepted
+  std::vector<DevicePage> pages_;  // scratch
+  std::vector<bool> ended_;        // by request
+  std::size_t next_ = 0;           // request to start next
+  std::size_t done_ = 0;           // requests before this one have all ended
+  std::uint32_t open_ = 0;
+  BusyClock write_clock_;
+  BusyClock load_clock_;
+};
+
+}  // namespace
+
+int run_rank(const ReplayPlan& plan, const GroupPlan& group, std::uint32_t tp_rank, const Workload& workload,
+             Board& board) {
+  RankBoard& mine = board.ranks[group.first_board + tp_rank];
+  const Outcome outcome = RankWorker(plan, group, tp_rank, workload, board).run();
+  // In a run that was given up, the end of the other ranks is no news.
+  if (!outcome && !board.aborted()) {
+    mine.fail(fmt::format("{}: {}", to_string(outcome.status()), outcome.error().message));
+  }
+  mine.phase.store(outcome ? RankPhase::finished : RankPhase::failed, std::memory_order_release);
+  if (!outcome) board.give_up();
+  return outcome ? 0 : 1;
+}
+
+}  // namespace hicache::bench

@@ -1,0 +1,38 @@
+// One rank process of a replay: works off all requests in step with its group, `concurrency` of them at a
+// time, on one asynchronous session.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "shm/namespace_spec.hpp"
+#include "tools/bench/scoreboard.hpp"
+#include "tools/bench/workload.hpp"
+
+namespace hicache::bench {
+
+// An engine: one TP group.
+struct GroupPlan {
+  std::string engine;
+  NamespaceSpec spec;
+  std::uint32_t first_board = 0;  // of rank 0; the others follow
+};
+
+struct ReplayPlan {
+  std::string socket_path;
+  std::uint32_t concurrency = 1;
+  std::vector<GroupPlan> groups;
+
+  [[nodiscard]] std::uint32_t ranks() const {
+    std::uint32_t n = 0;
+    for (const GroupPlan& group : groups) n += group.spec.tp_size;
+    return n;
+  }
+};
+
+// Body of the process. Returns its exit status; what went wrong is on its board.
+int run_rank(const ReplayPlan& plan, const GroupPlan& group, std::uint32_t tp_rank, const Workload& workload,
+             Board& board);
+
+}  // namespace hicache::bench

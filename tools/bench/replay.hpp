@@ -1,0 +1,80 @@
+// Replays requests through a daemon with whole TP groups of rank processes, and checks every byte that comes
+// back.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "shm/namespace_spec.hpp"
+#include "shm/status.hpp"
+#include "tools/bench/conversations.hpp"
+#include "tools/bench/daemon_process.hpp"
+#include "tools/bench/latency_histogram.hpp"
+#include "tools/bench/scoreboard.hpp"
+
+namespace hicache::bench {
+
+struct ReplayOptions {
+  std::string config;                 // the daemon's configuration file
+  std::string trace;                  // "" = generated conversations
+  ConversationOptions conversations;  // when there is no trace
+  std::uint64_t limit = 0;            // requests at most; 0 = all of the trace, or conversations.requests
+  std::vector<Attention> engines;     // one TP group each
+  std::uint32_t ranks = 4;            // of each group
+  std::uint32_t concurrency = 1;      // requests of a group in work at once
+  std::uint32_t pool_pages = 0;       // > 0: exactly that many logical pages, no watermarks
+  std::uint64_t page_bytes = 0;       // of a shard; 0 = small with pool_pages, else default
+  bool attach = false;                // use the daemon that runs already
+  bool dump_check = false;            // run `hicache-dump --check` during and after the replay
+};
+
+// What one group did. Counts of pages are those of its rank 0, which the other ranks must agree with; bytes,
+// words and errors are sums over the ranks.
+struct GroupTotals {
+  std::string engine;
+  Attention attention = Attention::mha;
+  std::uint64_t requests = 0;
+  std::uint64_t pages = 0;
+  std::uint64_t hits = 0;
+  std::uint64_t full_hits = 0;
+  std::uint64_t written = 0;
+  std::uint64_t present = 0;
+  std::uint64_t filling = 0;
+  std::uint64_t dropped = 0;
+  std::uint64_t bytes_written = 0;
+  std::uint64_t bytes_loaded = 0;
+  std::uint64_t verified_words = 0;
+  std::uint64_t verify_errors = 0;
+  std::uint64_t failed_operations = 0;
+  std::uint64_t probe_differences = 0;
+  // Bytes of all ranks over the mean time that a rank had such an operation in flight, in 10^9 bytes a
+  // second.
+  double write_gbps = 0;
+  double load_gbps = 0;
+  std::uint64_t page_bytes = 0;  // of a shard
+  std::uint64_t slot_bytes = 0;  // pool memory of one page, all shards
+};
+
+struct ReplayResult {
+  std::vector<GroupTotals> groups;
+  double seconds = 0;
+  DaemonCounters daemon;  // growth during the run; gauges as they were at its end
+  std::array<LatencyHistogram, kTimedCount> latency;
+  std::uint32_t dump_checks = 0;
+  std::vector<std::string> faults;  // everything that must not be, as sentences; empty = success
+  bool interrupted = false;
+
+  [[nodiscard]] bool success() const { return faults.empty() && !interrupted; }
+};
+
+// Runs it. An error means that it could not begin; what went wrong later is in `faults`.
+Result<std::unique_ptr<ReplayResult>> run_replay(const ReplayOptions& options);
+
+// The daemon configuration with a pool of exactly `pages` logical pages of this namespace, and no watermarks.
+nlohmann::json config_with_pool(nlohmann::json config, const NamespaceSpec& spec, std::uint32_t pages);
+
+}  // namespace hicache::bench
