@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "daemon/config_keys.hpp"
+#include "daemon/integrity/shard_checksums.hpp"
 #include "shm/types.hpp"
 
 namespace hicache::daemon {
@@ -90,6 +91,12 @@ class ConfigReader {
     require(config_.pool.bytes >= config_.pool.segment_bytes,
             "pool.bytes: found " + format_bytes(config_.pool.bytes) +
                 ", expected at least pool.segment_bytes (" + format_bytes(config_.pool.segment_bytes) + ")");
+    const auto& i = config_.integrity;
+    require(i.verify != VerifyPolicy::full || i.checksums == ChecksumPolicy::always,
+            "integrity.verify: found \"full\", which needs integrity.checksums \"always\": a page without a "
+            "checksum can't be verified");
+    require(i.checksums == ChecksumPolicy::off || checksums_available(),
+            "integrity.checksums: expected \"off\", because this hicached was built without xxHash");
     const auto& e = config_.eviction;
     require(e.low_watermark <= e.high_watermark || e.high_watermark == 0.0,
             "eviction.low_watermark: found " + Json(e.low_watermark).dump() +

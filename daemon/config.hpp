@@ -5,12 +5,16 @@
 #include <string>
 #include <vector>
 
+#include "daemon/transfer/schedule.hpp"
 #include "shm/status.hpp"
 #include "shm/waiting.hpp"
 
 namespace hicache::daemon {
 
 enum class EvictionPolicyName { lru, lfu };
+enum class CudaMode { off, on_demand, at_start };
+enum class ChecksumPolicy { off, sampled, always };
+enum class VerifyPolicy { off, lazy, full };
 
 // Sizes may be written as numbers of bytes or as text with a unit: "64KiB", "512MiB", "200GiB". Keys marked
 // (reload) may change with SIGHUP; a reload that changes another key is refused as a whole and names it.
@@ -42,12 +46,26 @@ struct Config {
     double low_watermark = 0.90;   // (reload)
   } eviction;
 
+  struct Integrity {
+    ChecksumPolicy checksums = ChecksumPolicy::off;  // which shards get one when they are written
+    // When they are compared. lazy: before each load; full: also all of them when a region is taken over.
+    VerifyPolicy verify = VerifyPolicy::lazy;
+  } integrity;
+
   WaitPolicy waiting{0, 1000, 50};         // the coordinator's ladder (reload)
   WaitPolicy client_waiting{0, 1000, 50};  // what clients are told at attach (reload)
 
   struct TransferConfig {
-    std::uint32_t threads = 1;  // of the host backend, 1 to 64
+    std::uint32_t threads = 1;                          // of the host backend, 1 to 64
+    TransferMethod method = TransferMethod::automatic;  // of GPUs
+    std::uint32_t streams = 1;                          // of a rank on its GPU, in each direction, 1 to 8
   } transfer;
+
+  struct Cuda {
+    // When contexts are made and the pool is pinned: with the first rank that has GPU memory, or at the start
+    // for every GPU that is visible.
+    CudaMode mode = CudaMode::on_demand;
+  } cuda;
 
   struct Limits {
     std::uint32_t clients = 64;                    // attached ranks and schedulers, at most 1024

@@ -3,6 +3,7 @@
 #include <array>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "shm/protocol.hpp"
 #include "shm/region.hpp"
@@ -118,6 +119,31 @@ ConfigKey eviction_policy() {
           }};
 }
 
+// A key whose value is one of a few names.
+template <class Enum, class Member>
+ConfigKey one_of(std::string path, std::vector<std::pair<const char*, Enum>> names, Member member) {
+  std::string expected;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    expected += i == 0 ? "" : i + 1 == names.size() ? " or " : ", ";
+    expected += std::string("\"") + names[i].first + "\"";
+  }
+  return {std::move(path), false, std::move(expected),
+          [=](const Config& c) {
+            for (const auto& [name, value] : names) {
+              if (member(c) == value) return Json(name);
+            }
+            return Json();
+          },
+          [=](Config& c, const Json& v) {
+            for (const auto& [name, value] : names) {
+              if (v != name) continue;
+              member(c) = value;
+              return true;
+            }
+            return false;
+          }};
+}
+
 bool known_level(const std::string& s) {
   return s == "trace" || s == "debug" || s == "info" || s == "warn" || s == "error";
 }
@@ -162,9 +188,28 @@ std::vector<ConfigKey> make_keys() {
   k.push_back(eviction_policy());
   k.push_back(fraction("eviction.high_watermark", kReload, HICACHE_MEMBER(eviction.high_watermark)));
   k.push_back(fraction("eviction.low_watermark", kReload, HICACHE_MEMBER(eviction.low_watermark)));
+  k.push_back(one_of<ChecksumPolicy>("integrity.checksums",
+                                     {{"off", ChecksumPolicy::off},
+                                      {"sampled", ChecksumPolicy::sampled},
+                                      {"always", ChecksumPolicy::always}},
+                                     HICACHE_MEMBER(integrity.checksums)));
+  k.push_back(one_of<VerifyPolicy>(
+      "integrity.verify",
+      {{"off", VerifyPolicy::off}, {"lazy", VerifyPolicy::lazy}, {"full", VerifyPolicy::full}},
+      HICACHE_MEMBER(integrity.verify)));
   add_waiting(k, "waiting", HICACHE_MEMBER(waiting));
   add_waiting(k, "client_waiting", HICACHE_MEMBER(client_waiting));
   k.push_back(integer("transfer.threads", kFixed, 1, 64, kAny, HICACHE_MEMBER(transfer.threads)));
+  k.push_back(one_of<TransferMethod>("transfer.method",
+                                     {{"auto", TransferMethod::automatic},
+                                      {"page_major", TransferMethod::page_major},
+                                      {"layer_major", TransferMethod::layer_major}},
+                                     HICACHE_MEMBER(transfer.method)));
+  k.push_back(integer("transfer.streams", kFixed, 1, 8, kAny, HICACHE_MEMBER(transfer.streams)));
+  k.push_back(one_of<CudaMode>(
+      "cuda.mode",
+      {{"off", CudaMode::off}, {"on_demand", CudaMode::on_demand}, {"at_start", CudaMode::at_start}},
+      HICACHE_MEMBER(cuda.mode)));
   k.push_back(integer("limits.clients", kFixed, 1, 1024, kAny, HICACHE_MEMBER(limits.clients)));
   k.push_back(integer("limits.namespaces", kFixed, 1, 4096, kAny, HICACHE_MEMBER(limits.namespaces)));
   k.push_back(integer("limits.leases", kFixed, 1, 1u << 20, kAny, HICACHE_MEMBER(limits.leases)));

@@ -29,6 +29,7 @@ struct CommandLine {
   bool check_config = false;
   bool print_config = false;
   bool foreground = false;
+  bool fresh = false;
 };
 
 int fail(int code, const std::string& text) {
@@ -54,13 +55,15 @@ void wait_for_end(int signals, Service& service, const std::string& config_path)
   }
 }
 
-int serve(const Config& config, const std::string& config_path, std::optional<Detachment> detachment) {
+int serve(const Config& config, const CommandLine& line, const std::string& config_path,
+          std::optional<Detachment> detachment) {
   auto signals = capture_signals();
   if (!signals) return fail(kExitFailure, signals.error().message);
   if (auto logging = configure_logging(config.log); !logging)
     return fail(kExitFailure, logging.error().message);
   raise_descriptor_limit();
-  auto service = Service::start(config);
+  auto service =
+      Service::start(config, line.fresh ? RegionOwner::Start::fresh : RegionOwner::Start::take_over);
   if (!service) {
     spdlog::critical("{}", service.error().message);
     // A log file is not where whoever starts the daemon looks first.
@@ -108,7 +111,7 @@ int run(const CommandLine& line) {
     if (!detached) return fail(kExitFailure, detached.error().message);
     detachment = std::move(*detached);
   }
-  return serve(config, path, std::move(detachment));
+  return serve(config, line, path, std::move(detachment));
 }
 
 int start(int argc, char** argv) {
@@ -119,6 +122,8 @@ int start(int argc, char** argv) {
   app.add_flag("--print-config", line.print_config,
                "print every key with its value (the default without --config) and exit");
   app.add_flag("--foreground", line.foreground, "stay attached to the terminal; else detach once ready");
+  app.add_flag("--fresh", line.fresh,
+               "drop the pages that an earlier daemon of this name left, instead of taking them over");
   app.footer(
       "Exit status: 0 started and detached, or ended in order; 1 could not start; 2 wrong command line or "
       "configuration.");

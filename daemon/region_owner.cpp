@@ -51,44 +51,14 @@ Outcome check_space(std::uint64_t wanted) {
       0};
 }
 
-// Says what the objects found under our name were. The lock proves that no daemon of that name lives in this
-// /dev/shm, except one of a build that knows no lock: the header's process identity is asked as well.
-Outcome check_leftover(const std::string& name) {
-  const std::string object = control_object_name(name);
-  auto fd = open_named(object, Mapping::Access::read_only);
-  if (!fd) return success();
-  std::vector<std::uint8_t> bytes(sizeof(RegionHeader));
-  const ssize_t n = ::pread(fd->get(), bytes.data(), bytes.size(), 0);
-  const auto size = object_size(fd->get());
-  bytes.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-  const RegionCheck check = check_header(bytes, size ? *size : 0);
-  if (check.verdict != RegionVerdict::usable) {
-    spdlog::warn("removing {}: {}", object, check.findings.empty() ? "not usable" : check.findings.front());
-    return success();
-  }
-  alignas(RegionHeader) std::uint8_t copy[sizeof(RegionHeader)];
-  std::memcpy(copy, bytes.data(), sizeof copy);
-  const auto& header = *reinterpret_cast<const RegionHeader*>(copy);
-  const ProcessIdentity owner{header.daemon_pid.load(std::memory_order_relaxed),
-                              header.daemon_start_ticks.load(std::memory_order_relaxed)};
-  if (load_text(header.boot_id) == boot_id() && owner.pid != static_cast<std::uint32_t>(::getpid()) &&
-      owner.alive()) {
-    return Error{
-        Status::busy,
-        fmt::format(
-            "the daemon '{}' (pid {}) is still alive and owns {}: stop it first, or choose another name",
-            name, owner.pid, object),
-        0};
-  }
-  spdlog::warn("removing the region that daemon '{}' (pid {}) left behind when it ended", name, owner.pid);
-  return success();
-}
+constexpr int kOldProcessPatienceMs = 10'000;  // freeing its memory takes a killed daemon 75 ms per GiB
 
 }  // namespace
 
 RegionShape shape_for(const Config& config) {
   RegionShape shape;
-  shape.config_text_bytes = config_to_json(config).size();
+  // Whole pages, so that a key that may change from start to start does not move the other sections.
+  shape.config_text_bytes = align_up(config_to_json(config).size(), 4096);
   shape.namespaces = config.limits.namespaces;
   shape.clients = config.limits.clients;
   shape.groups = config.limits.clients;  // a group has at least one member
@@ -103,6 +73,8 @@ RegionShape shape_for(const Config& config) {
   const std::uint64_t pins = std::min(wanted, PageWord::kMaxPins - 1 - in_part_full_chunks);
   shape.pin_chunks = static_cast<std::uint32_t>(pins / PinChunk::kPages + 1 + config.limits.leases);
   shape.flight_records = config.region.flight_records;
+  if (config.integrity.checksums != ChecksumPolicy::off)
+    shape.checksums = usable_pool_bytes(config) / kPoolAlignment;
   return shape;
 }
 
@@ -160,6 +132,8 @@ RegionOwner::RegionOwner(RegionOwner&& other) noexcept
       name_(std::move(other.name_)),
       keep_on_exit_(other.keep_on_exit_),
       created_(std::exchange(other.created_, false)),
+      taken_over_(other.taken_over_),
+      settled_(other.settled_),
       instance_epoch_(other.instance_epoch_),
       control_read_only_(std::move(other.control_read_only_)),
       control_map_(std::move(other.control_map_)),
@@ -171,25 +145,38 @@ RegionOwner::~RegionOwner() {
   if (tables_.header != nullptr) {
     tables_.header->state.store(static_cast<std::uint32_t>(RegionState::closed), std::memory_order_release);
   }
-  if (keep_on_exit_) return;
+  if (keep_on_exit_ || (taken_over_ && !settled_)) return;
   remove_named(control_object_name(name_));
   remove_named(pool_object_name(name_, 0));
 }
 
-Result<RegionOwner> RegionOwner::create(const Config& config, const std::string& socket_path) {
+Result<RegionOwner> RegionOwner::create(const Config& config, const std::string& socket_path, Start start) {
   auto lock = NameLock::acquire(config.name);
   if (!lock) return lock.error();
-  if (auto free = check_leftover(config.name); !free) return free.error();
+  const RegionPlan plan = plan_region(shape_for(config));
+  auto leftover = examine_leftover(config, plan, usable_pool_bytes(config), kOldProcessPatienceMs);
+  if (!leftover) return leftover.error();
+  RegionOwner owner(std::move(*lock), config);
+  if (leftover->region && start == Start::take_over) {
+    if (auto taken = owner.take_over(config, plan, socket_path, *leftover->region); !taken)
+      return taken.error();
+    return owner;
+  }
+  if (leftover->region) {
+    spdlog::warn("starting fresh, as asked: the pages of the region that was here are dropped");
+  } else if (!leftover->misfits.empty()) {
+    for (const std::string& misfit : leftover->misfits) {
+      spdlog::warn("the region that daemon '{}' left behind can't be taken over: {}", config.name, misfit);
+    }
+    spdlog::warn("starting fresh: the pages of that region are dropped");
+  }
   remove_named(control_object_name(config.name));
   remove_named(pool_object_name(config.name, 0));
-  RegionOwner owner(std::move(*lock), config);
-  if (auto built = owner.build(config, socket_path); !built) return built.error();
+  if (auto built = owner.build(config, plan, socket_path); !built) return built.error();
   return owner;
 }
 
-Outcome RegionOwner::build(const Config& config, const std::string& socket_path) {
-  const std::string text = config_to_json(config);
-  const RegionPlan plan = plan_region(shape_for(config));
+Outcome RegionOwner::build(const Config& config, const RegionPlan& plan, const std::string& socket_path) {
   const std::uint64_t pool_bytes = usable_pool_bytes(config);
   if (auto space = check_space(plan.total_bytes + pool_bytes); !space) return space;
 
@@ -199,29 +186,59 @@ Outcome RegionOwner::build(const Config& config, const std::string& socket_path)
   if (!control) return control.error();
   auto pool = create_named(pool_object_name(name_, 0), pool_bytes);
   if (!pool) return pool.error();
-  auto read_only = reopen_read_only(control->get());
+  if (auto mapped = map(control->get(), pool->get(), plan, pool_bytes); !mapped) return mapped;
+  tables_.header->segment_bytes.store(config.pool.segment_bytes, std::memory_order_relaxed);
+  store_config(config);
+  fill_header(plan, socket_path, RegionState::initialising);
+  return success();
+}
+
+Outcome RegionOwner::take_over(const Config& config, const RegionPlan& plan, const std::string& socket_path,
+                               const TakeoverRegion& region) {
+  if (auto mapped = map(region.control.get(), region.pool.get(), plan, usable_pool_bytes(config)); !mapped)
+    return mapped;
+  taken_over_ = created_ = true;
+  RegionHeader& h = *tables_.header;
+  // SYNC takeover: the state says "recovering", then the epoch changes, then the tables do. A reader that
+  // took the tables for whole finds another epoch when it looks again. A death from here on leaves a region
+  // that the next daemon takes over in the same way: nothing is kept that the page table alone does not
+  // prove.
+  h.state.store(static_cast<std::uint32_t>(RegionState::recovering), std::memory_order_seq_cst);
+  fill_header(plan, socket_path, RegionState::recovering);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  store_config(config);
+  // The owner may have died in the middle of a commit.
+  const std::uint64_t commits = h.commit_sequence.load(std::memory_order_relaxed);
+  h.commit_sequence.store(commits + commits % 2, std::memory_order_relaxed);
+  return success();
+}
+
+Outcome RegionOwner::map(int control, int pool, const RegionPlan& plan, std::uint64_t pool_bytes) {
+  auto read_only = reopen_read_only(control);
   if (!read_only) return read_only.error();
-  auto control_map = Mapping::map(control->get(), plan.total_bytes, Mapping::Access::read_write, true);
+  auto control_map = Mapping::map(control, plan.total_bytes, Mapping::Access::read_write, true);
   if (!control_map) return control_map.error();
-  auto pool_map = Mapping::map(pool->get(), pool_bytes, Mapping::Access::read_write, true);
+  auto pool_map = Mapping::map(pool, pool_bytes, Mapping::Access::read_write, true);
   if (!pool_map) return pool_map.error();
   control_read_only_ = std::move(*read_only);
   control_map_ = std::move(*control_map);
   pool_map_ = std::move(*pool_map);
-
   tables_ = make_tables(control_map_.data(), plan);
-  tables_.header->segment_bytes.store(config.pool.segment_bytes, std::memory_order_relaxed);
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    tables_.config_text[i].store(static_cast<std::uint8_t>(text[i]), std::memory_order_relaxed);
-  }
-  fill_header(plan, socket_path);
   return success();
 }
 
-void RegionOwner::fill_header(const RegionPlan& plan, const std::string& socket_path) {
+void RegionOwner::store_config(const Config& config) {
+  const std::string text = config_to_json(config);
+  for (std::size_t i = 0; i < tables_.config_text.size(); ++i) {
+    tables_.config_text[i].store(i < text.size() ? static_cast<std::uint8_t>(text[i]) : 0,
+                                 std::memory_order_relaxed);
+  }
+}
+
+void RegionOwner::fill_header(const RegionPlan& plan, const std::string& socket_path, RegionState state) {
   constexpr auto relaxed = std::memory_order_relaxed;
   RegionHeader& h = *tables_.header;
-  h.state.store(static_cast<std::uint32_t>(RegionState::initialising), relaxed);
+  h.state.store(static_cast<std::uint32_t>(state), relaxed);
   instance_epoch_ = random_u64() | 1;
   const ProcessIdentity self = ProcessIdentity::self();
   h.layout_major.store(kLayoutMajor, relaxed);

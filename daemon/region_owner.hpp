@@ -1,11 +1,12 @@
-// Creates the daemon's shared memory objects, keeps them for its life, and removes them at its end. Only one
-// daemon of a name can own them at a time.
+// Creates the daemon's shared memory objects or takes over those of a dead one, keeps them for its life, and
+// removes them at its end. Only one daemon of a name can own them at a time.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "daemon/config.hpp"
+#include "daemon/region_takeover.hpp"
 #include "shm/fd.hpp"
 #include "shm/region.hpp"
 #include "shm/shared_memory.hpp"
@@ -37,11 +38,14 @@ class NameLock {
 // Not thread-safe; the tables it hands out belong to the coordinator.
 class RegionOwner {
  public:
-  // Takes the name, removes the objects of a dead daemon of that name, and creates and maps fresh ones, all
-  // memory reserved. The header is complete, but its state stays `initialising` until publish(), so that no
-  // tool takes the tables for valid before the coordinator has prepared them. busy when the name is taken;
-  // no_space with what to do when /dev/shm is too small.
-  static Result<RegionOwner> create(const Config& config, const std::string& socket_path);
+  // Takes the name, then the region of a dead daemon of that name where it fits this configuration, else
+  // creates fresh objects in its place, all memory reserved; the log says which and why. The header is
+  // complete, but its state stays `initialising` or `recovering` until publish(), so that no tool takes the
+  // tables for valid before the coordinator has prepared them. busy when the name is taken or the old process
+  // has not ended; no_space with what to do when /dev/shm is too small.
+  enum class Start { take_over, fresh };
+  static Result<RegionOwner> create(const Config& config, const std::string& socket_path,
+                                    Start start = Start::take_over);
   RegionOwner(RegionOwner&&) noexcept;
   RegionOwner& operator=(RegionOwner&&) noexcept = delete;
   // Marks the region closed and removes the objects, unless region.keep_on_exit says otherwise.
@@ -49,9 +53,14 @@ class RegionOwner {
 
   // Lets readers in. SYNC region-state: release; pairs with the reader's acquire of the state.
   void publish();
+  // The daemon has started: from now on its end removes the objects, unless region.keep_on_exit says
+  // otherwise. Before, a start that fails leaves a region that was taken over as it found it.
+  void settle() { settled_ = true; }
   // Tells readers that the daemon is stopping.
   void mark_draining();
 
+  // The tables hold an earlier daemon's pages.
+  [[nodiscard]] bool taken_over() const { return taken_over_; }
   [[nodiscard]] const Tables& tables() const { return tables_; }
   [[nodiscard]] std::uint8_t* pool() const { return static_cast<std::uint8_t*>(pool_map_.data()); }
   [[nodiscard]] std::uint64_t pool_bytes() const { return pool_map_.size(); }
@@ -62,13 +71,19 @@ class RegionOwner {
 
  private:
   RegionOwner(NameLock lock, const Config& config);
-  Outcome build(const Config& config, const std::string& socket_path);
-  void fill_header(const RegionPlan& plan, const std::string& socket_path);
+  Outcome build(const Config& config, const RegionPlan& plan, const std::string& socket_path);
+  Outcome take_over(const Config& config, const RegionPlan& plan, const std::string& socket_path,
+                    const TakeoverRegion& region);
+  Outcome map(int control, int pool, const RegionPlan& plan, std::uint64_t pool_bytes);
+  void store_config(const Config& config);
+  void fill_header(const RegionPlan& plan, const std::string& socket_path, RegionState state);
 
   NameLock lock_;
   std::string name_;
   bool keep_on_exit_ = false;
   bool created_ = false;
+  bool taken_over_ = false;
+  bool settled_ = false;
   std::uint64_t instance_epoch_ = 0;
   UniqueFd control_read_only_;
   Mapping control_map_;

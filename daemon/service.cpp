@@ -46,12 +46,14 @@ Service::Service(const Config& config, std::string socket_path, RegionOwner regi
     : config_(config),
       socket_path_(std::move(socket_path)),
       region_(std::move(region)),
-      coordinator_(CoordinatorOptions{config_, region_.tables(), region_.pool_bytes()}) {}
+      checksums_(config_.integrity, region_.tables().checksums, region_.pool()),
+      coordinator_(CoordinatorOptions{config_, region_.tables(), region_.taken_over(), region_.pool_bytes(),
+                                      &checksums_}) {}
 
-Result<std::unique_ptr<Service>> Service::start(const Config& config) {
+Result<std::unique_ptr<Service>> Service::start(const Config& config, RegionOwner::Start start) {
   auto socket_path = socket_path_for(config);
   if (!socket_path) return socket_path.error();
-  auto region = RegionOwner::create(config, *socket_path);
+  auto region = RegionOwner::create(config, *socket_path, start);
   if (!region) return region.error();
   std::unique_ptr<Service> service(new Service(config, std::move(*socket_path), std::move(*region)));
   if (auto begun = service->begin(); !begun) return begun.error();
@@ -63,11 +65,31 @@ Outcome Service::begin() {
   options.threads = config_.transfer.threads;
   options.border_bytes = config_.pool.segment_bytes;
   options.pool_bytes = region_.pool_bytes();
+  options.checksums = &checksums_;
   transfers_.emplace(options, make_host_backend(region_.pool(), region_.pool_bytes()),
                      [this](const TransferDone& done) { coordinator_.post(done); });
-  coordinator_.set_transfers(&*transfers_);
   auto post = [this](CoordinatorRequest request) { coordinator_.post(std::move(request)); };
-  registration_.emplace(post);
+  CudaOptions cuda;
+  cuda.mode = config_.cuda.mode;
+  // A page that a GPU rank writes would keep the checksum of what lay there before.
+  if (checksums_.recording())
+    cuda.off_because = "integrity.checksums is on, and no checksums are made of GPU pages yet";
+  cuda.method = config_.transfer.method;
+  cuda.streams = config_.transfer.streams;
+  cuda.pool = region_.pool();
+  cuda.pool_bytes = region_.pool_bytes();
+  cuda.sink = [this](const TransferDone& done) { coordinator_.post(done); };
+  cuda.usable = [this](std::uint64_t bytes) { coordinator_.post(UsablePoolRequest{bytes}); };
+  cuda_ = make_cuda_path(cuda);
+  if (const CudaStatus status = cuda_->status(); status.on) {
+    spdlog::info("CUDA on: {} GPUs", status.gpus.size());
+  } else {
+    spdlog::info("CUDA off: {}", status.reason);
+  }
+  router_.emplace(*transfers_, *cuda_);
+  coordinator_.set_transfers(&*router_);
+  coordinator_.set_cuda(cuda_.get());
+  registration_.emplace(post, *cuda_);
   coordinator_thread_ = std::thread([this] { coordinator_.run(); });
   region_.publish();
 
@@ -80,6 +102,7 @@ Outcome Service::begin() {
   auto started = SessionServer::start(sessions, post, *registration_);
   if (!started) return started.error();
   sessions_ = std::move(*started);
+  region_.settle();
   return success();
 }
 

@@ -10,10 +10,13 @@
 
 #include "daemon/config.hpp"
 #include "daemon/coordinator/coordinator.hpp"
+#include "daemon/cuda/cuda_path.hpp"
+#include "daemon/integrity/shard_checksums.hpp"
 #include "daemon/region_owner.hpp"
 #include "daemon/sessions/registration.hpp"
 #include "daemon/sessions/session_server.hpp"
 #include "daemon/transfer/transfer_engine.hpp"
+#include "daemon/transfer/transfer_router.hpp"
 #include "shm/status.hpp"
 
 namespace hicache::daemon {
@@ -22,7 +25,7 @@ namespace hicache::daemon {
 class Service {
  public:
   // Clients can attach when it returns.
-  static Result<std::unique_ptr<Service>> start(const Config& config);
+  static Result<std::unique_ptr<Service>> start(const Config& config, RegionOwner::Start start);
   // Drains with no patience, if drain() was not called, and removes everything from /dev/shm.
   ~Service();
   Service(const Service&) = delete;
@@ -45,8 +48,11 @@ class Service {
   std::string socket_path_;
   // Destroyed in reverse: what posts to the coordinator goes before it, and the region last.
   RegionOwner region_;
+  ShardChecksums checksums_;
   Coordinator coordinator_;
+  std::unique_ptr<CudaPath> cuda_;
   std::optional<TransferEngine> transfers_;
+  std::optional<TransferRouter> router_;
   std::optional<Registration> registration_;
   std::unique_ptr<SessionServer> sessions_;
   std::thread coordinator_thread_;

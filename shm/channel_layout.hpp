@@ -1,8 +1,10 @@
 // The channel: one sealed memfd per client, shared by exactly that client and the daemon.
 //
 //   0      ChannelHeader (4 KiB)
-//   4 KiB  submission entries, completion entries, fence words, arena; each at a 4 KiB line, found through offsets
-//          that the daemon sends in Welcome. Both sides keep private copies of the sizes and never read them here.
+//   4 KiB  submission entries, completion entries, fence words, arena; each at a 4 KiB line, found through
+//   offsets
+//          that the daemon sends in Welcome. Both sides keep private copies of the sizes and never read them
+//          here.
 #pragma once
 
 #include <atomic>
@@ -17,8 +19,8 @@ namespace hicache {
 
 constexpr std::uint64_t kChannelMagic = 0x314e414843434948ull;  // "HICCHAN1"
 
-// One ring slot. The producer fills payload, then stores `sequence` = entry number + 1; a consumer that sees it may
-// read the payload. One cache line moves per entry: nobody polls a shared tail.
+// One ring slot. The producer fills payload, then stores `sequence` = entry number + 1; a consumer that sees
+// it may read the payload. One cache line moves per entry: nobody polls a shared tail.
 struct alignas(kCacheLine) RingEntry {
   A64 payload[7];
   A32 sequence;
@@ -39,15 +41,20 @@ struct ChannelHeader {
   // Written by the daemon only.
   alignas(kCacheLine) A32 sq_head;
   alignas(kCacheLine) A32 cq_tail;
-  A32 cq_wake;  // futex word of the client: grows with every kick
+  A32 cq_wake;                              // futex word of the client: grows with every kick
   alignas(kCacheLine) A32 daemon_sleeping;  // 1 while the coordinator sleeps or is about to: kick its eventfd
   A32 session_ended;                        // 1 once the daemon has fenced or dropped this client
+  // Tripwires (shm/tripwire.hpp): thread ids of holders that live as long as their process. Only ever waited
+  // on.
+  alignas(kCacheLine) A32 client_tripwire;  // held by the client, watched by the daemon
+  alignas(kCacheLine) A32 daemon_tripwire;  // held by the daemon, watched by the client
 };
 static_assert(sizeof(ChannelHeader) <= 4096);
 
 // Timeline fences: 32-bit words whose values only grow (compared cyclically).
-constexpr std::uint32_t kWriteFences = 64;     // rank writes, daemon waits; one per cache line
-constexpr std::uint32_t kProducerSlots = 3;    // layer-ready fences: three loads in flight, as in the seed system
+constexpr std::uint32_t kWriteFences = 64;  // rank writes, daemon waits; one per cache line
+constexpr std::uint32_t kProducerSlots =
+    3;  // layer-ready fences: three loads in flight, as in the seed system
 struct alignas(kCacheLine) WriteFenceWord {
   A32 value;
   A32 reserved0[15];

@@ -12,7 +12,11 @@ inline std::uint64_t clock_ns(clockid_t id) {
   ::clock_gettime(id, &ts);
   return static_cast<std::uint64_t>(ts.tv_sec) * 1'000'000'000ull + static_cast<std::uint64_t>(ts.tv_nsec);
 }
-inline std::uint64_t monotonic_ns() { return clock_ns(CLOCK_MONOTONIC); }
-inline std::uint64_t unix_ns() { return clock_ns(CLOCK_REALTIME); }
+inline std::uint64_t monotonic_ns() {
+  return clock_ns(CLOCK_MONOTONIC);
+}
+inline std::uint64_t unix_ns() {
+  return clock_ns(CLOCK_REALTIME);
+}
 
 }  // namespace hicache

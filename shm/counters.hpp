@@ -1,4 +1,5 @@
-// Counters of the daemon, by name. They only grow, except the gauges, which end in a noun of what there is now.
+// Counters of the daemon, by name. They only grow, except the gauges, which end in a noun of what there is
+// now.
 #pragma once
 
 #include <cstdint>
@@ -7,45 +8,51 @@
 namespace hicache {
 
 // X(identifier, "what it counts")
-#define HICACHE_COUNTERS(X)                                                                    \
-  X(operations, "ring entries executed")                                                       \
-  X(operations_failed, "ring entries that ended with an error")                                \
-  X(reserves, "reserve decisions, one per group")                                              \
-  X(pages_requested, "pages asked for in reserve decisions")                                   \
-  X(hits, "pages found present at reserve")                                                    \
-  X(full_hits, "reserve decisions whose pages were all present")                               \
-  X(written, "pages published")                                                                \
-  X(dropped, "pages asked to be written that found no room")                                   \
-  X(aborted, "pages whose fill failed")                                                        \
-  X(skipped_ready, "pages asked to be written that were ready already")                        \
-  X(skipped_filling, "pages asked to be written that another was filling")                     \
-  X(evicted, "pages evicted")                                                                  \
-  X(evicted_demand, "pages evicted because a page or slot was needed at once")                 \
-  X(evicted_watermark, "pages evicted in the background")                                      \
-  X(evicted_request, "pages evicted by hicache-ctl or a namespace bump")                       \
-  X(bytes_written, "bytes copied device to host for pages that were published")                \
-  X(bytes_loaded, "bytes copied host to device")                                               \
-  X(copies_failed, "transfers that ended with an error")                                       \
-  X(timed_out, "operations ended by their deadline")                                           \
-  X(divergences, "operations that differed between the ranks of a group")                      \
-  X(poisoned, "sequences poisoned by a divergence")                                            \
-  X(peer_lost, "operations ended by the loss of a peer")                                       \
-  X(bad_entries, "ring entries refused before execution")                                      \
-  X(fenced_clients, "clients cut off for breaking the ring protocol")                          \
-  X(lost_clients, "clients that died or left without detaching")                               \
-  X(attaches, "clients attached")                                                              \
-  X(attach_refused, "attach attempts refused")                                                 \
-  X(double_release, "second releases refused")                                                 \
-  X(stale_generation, "messages refused for an old generation")                                \
+#define HICACHE_COUNTERS(X)                                                                             \
+  X(operations, "ring entries executed")                                                                \
+  X(operations_failed, "ring entries that ended with an error")                                         \
+  X(reserves, "reserve decisions, one per group")                                                       \
+  X(pages_requested, "pages asked for in reserve decisions")                                            \
+  X(hits, "pages found present at reserve")                                                             \
+  X(full_hits, "reserve decisions whose pages were all present")                                        \
+  X(written, "pages published")                                                                         \
+  X(dropped, "pages asked to be written that found no room")                                            \
+  X(aborted, "pages whose fill failed")                                                                 \
+  X(skipped_ready, "pages asked to be written that were ready already")                                 \
+  X(skipped_filling, "pages asked to be written that another was filling")                              \
+  X(evicted, "pages evicted")                                                                           \
+  X(evicted_demand, "pages evicted because a page or slot was needed at once")                          \
+  X(evicted_watermark, "pages evicted in the background")                                               \
+  X(evicted_request, "pages evicted by hicache-ctl or a namespace bump")                                \
+  X(bytes_written, "bytes copied device to host for pages that were published")                         \
+  X(bytes_loaded, "bytes copied host to device")                                                        \
+  X(copies_failed, "transfers that ended with an error")                                                \
+  X(timed_out, "operations ended by their deadline")                                                    \
+  X(divergences, "operations that differed between the ranks of a group")                               \
+  X(poisoned, "sequences poisoned by a divergence")                                                     \
+  X(peer_lost, "operations ended by the loss of a peer")                                                \
+  X(bad_entries, "ring entries refused before execution")                                               \
+  X(fenced_clients, "clients cut off for breaking the ring protocol")                                   \
+  X(lost_clients, "clients that died or left without detaching")                                        \
+  X(attaches, "clients attached")                                                                       \
+  X(attach_refused, "attach attempts refused")                                                          \
+  X(double_release, "second releases refused")                                                          \
+  X(stale_generation, "messages refused for an old generation")                                         \
   X(completion_ring_full, "turns in which a client was not served because its completions were unread") \
-  X(late_wakes, "time-outs that found work published more than 1 ms before")                   \
-  X(parks, "times the coordinator went to sleep")                                              \
-  X(resident_pages, "gauge: pages that are not free")                                          \
-  X(ready_pages, "gauge: pages visible to lookups")                                            \
-  X(pinned_pages, "gauge: pins held by leases")                                                \
-  X(live_leases, "gauge: leases in use")                                                       \
-  X(used_pool_bytes, "gauge: bytes of slots in use")                                           \
-  X(assigned_segments, "gauge: segments given to a size class")                                \
+  X(late_wakes, "time-outs that found work published more than 1 ms before")                            \
+  X(parks, "times the coordinator went to sleep")                                                       \
+  X(takeovers, "times a daemon took this region over")                                                  \
+  X(pages_kept, "ready pages that takeovers kept")                                                      \
+  X(pages_not_kept, "ready pages that takeovers dropped because their entry was inconsistent")          \
+  X(shards_verified, "shards whose checksum was compared")                                              \
+  X(checksum_mismatches, "shards whose checksum was wrong")                                             \
+  X(quarantined, "pages quarantined for a wrong checksum")                                              \
+  X(resident_pages, "gauge: pages that are not free")                                                   \
+  X(ready_pages, "gauge: pages visible to lookups")                                                     \
+  X(pinned_pages, "gauge: pins held by leases")                                                         \
+  X(live_leases, "gauge: leases in use")                                                                \
+  X(used_pool_bytes, "gauge: bytes of slots in use")                                                    \
+  X(assigned_segments, "gauge: segments given to a size class")                                         \
   X(attached_clients, "gauge: clients attached")
 
 enum class Counter : std::uint32_t {

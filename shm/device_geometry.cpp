@@ -1,5 +1,6 @@
 #include "shm/device_geometry.hpp"
 
+#include <algorithm>
 #include <string_view>
 
 #include "shm/protocol.hpp"
@@ -33,6 +34,15 @@ bool known(DeviceKind kind) {
   return kind == DeviceKind::host || kind == DeviceKind::cuda;
 }
 
+bool known(CudaExport kind) {
+  return kind == CudaExport::ipc_handle || kind == CudaExport::posix_fd;
+}
+
+template <std::size_t N>
+bool all_zero(const std::array<std::uint8_t, N>& bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::uint8_t byte) { return byte == 0; });
+}
+
 Outcome refuse(std::string text) {
   return Error{Status::invalid_argument, std::move(text), 0};
 }
@@ -46,7 +56,36 @@ std::optional<std::uint64_t> end_of(const DeviceTensor& t, std::uint32_t pages) 
   return end;
 }
 
+Outcome validate_cuda(const DeviceAllocation& a, std::size_t i, const DeviceAllocation& first) {
+  const std::string which = "allocation " + std::to_string(i);
+  if (!known(a.export_kind)) {
+    return refuse(which + " has export kind " + std::to_string(static_cast<std::uint32_t>(a.export_kind)) +
+                  ", expected 1 (ipc handle) or 2 (posix descriptor)");
+  }
+  if (all_zero(a.gpu_uuid)) return refuse(which + " has no GPU UUID");
+  if (a.gpu_uuid != first.gpu_uuid) {
+    return refuse(which + " is on another GPU than allocation 0, expected one GPU a rank");
+  }
+  if (a.export_kind == CudaExport::ipc_handle && all_zero(a.ipc_handle)) {
+    return refuse(which + " has an empty ipc handle");
+  }
+  if (a.base_offset % kPieceAlignment != 0) {
+    return refuse(which + " has base offset " + std::to_string(a.base_offset) + ", expected a multiple of 8");
+  }
+  if (a.bytes > a.base_bytes || a.base_offset > a.base_bytes - a.bytes) {
+    return refuse(which + " has " + std::to_string(a.bytes) + " bytes at base offset " +
+                  std::to_string(a.base_offset) + ", expected an end within the base's " +
+                  std::to_string(a.base_bytes) + " bytes");
+  }
+  return success();
+}
+
 }  // namespace
+
+std::size_t DeviceGeometry::descriptors() const {
+  return static_cast<std::size_t>(std::count_if(
+      allocations.begin(), allocations.end(), [](const DeviceAllocation& a) { return a.has_descriptor(); }));
+}
 
 Outcome DeviceGeometry::validate(const NamespaceSpec& spec) const {
   if (auto outcome = spec.validate(); !outcome) return outcome;
@@ -62,6 +101,12 @@ Outcome DeviceGeometry::validate(const NamespaceSpec& spec) const {
                     ", expected 1 (host) or 2 (cuda)");
     }
     if (allocations[i].bytes == 0) return refuse("allocation " + std::to_string(i) + " has 0 bytes");
+    if (allocations[i].kind != device_kind()) {
+      return refuse("allocation " + std::to_string(i) + " has another kind than allocation 0, expected one");
+    }
+    if (allocations[i].kind == DeviceKind::cuda) {
+      if (auto outcome = validate_cuda(allocations[i], i, allocations.front()); !outcome) return outcome;
+    }
   }
   const std::size_t wanted = std::size_t{spec.layers} * spec.kinds();
   if (tensors.size() != wanted) {
@@ -116,6 +161,12 @@ void DeviceGeometry::encode(WireWriter& out) const {
   for (const DeviceAllocation& a : allocations) {
     out.integer(static_cast<std::uint32_t>(a.kind));
     out.integer(a.bytes);
+    if (a.kind != DeviceKind::cuda) continue;
+    out.raw(a.gpu_uuid);
+    out.integer(static_cast<std::uint32_t>(a.export_kind));
+    out.raw(a.ipc_handle);
+    out.integer(a.base_bytes);
+    out.integer(a.base_offset);
   }
   out.integer(static_cast<std::uint32_t>(tensors.size()));
   for (const DeviceTensor& t : tensors) {
@@ -136,6 +187,13 @@ DeviceGeometry DeviceGeometry::decode(WireReader& in) {
     a.kind = static_cast<DeviceKind>(in.integer<std::uint32_t>());
     a.bytes = in.integer<std::uint64_t>();
     if (!known(a.kind)) in.fail();
+    if (a.kind != DeviceKind::cuda) continue;
+    in.raw(a.gpu_uuid);
+    a.export_kind = static_cast<CudaExport>(in.integer<std::uint32_t>());
+    in.raw(a.ipc_handle);
+    a.base_bytes = in.integer<std::uint64_t>();
+    a.base_offset = in.integer<std::uint64_t>();
+    if (!known(a.export_kind)) in.fail();
   }
   g.tensors.resize(in.count(kMaxTensors, kTensorWireBytes));
   for (DeviceTensor& t : g.tensors) {

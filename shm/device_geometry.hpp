@@ -2,6 +2,8 @@
 // them.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -16,11 +18,30 @@ namespace hicache {
 enum class TensorKind : std::uint32_t { k = 0, v = 1, latent = 2 };
 enum class DeviceKind : std::uint32_t { host = 1, cuda = 2 };
 
-// One exported allocation. For the host backend it travels as a sealed memfd beside the message; CUDA handles
-// and GPU ids come with the CUDA path.
+// How a CUDA allocation travels to the daemon.
+enum class CudaExport : std::uint32_t {
+  ipc_handle = 1,  // legacy CUDA IPC: cuMemAlloc, cudaMalloc
+  posix_fd = 2,    // cuMemCreate memory, exported as a POSIX file descriptor that goes beside the message
+};
+
+// One exported range of memory that tensors lie in. Host memory is a sealed memfd beside the message; CUDA
+// memory is a part of an allocation of the driver's, named by the GPU's UUID and never by a device index,
+// because ranks may each see their GPU as device 0.
 struct DeviceAllocation {
   DeviceKind kind = DeviceKind::host;
-  std::uint64_t bytes = 0;
+  std::uint64_t bytes = 0;  // of the registered range; tensors' offsets count from its start
+
+  // For cuda only; zero and never sent for host.
+  std::array<std::uint8_t, 16> gpu_uuid{};
+  CudaExport export_kind = CudaExport::ipc_handle;
+  std::array<std::uint8_t, 64> ipc_handle{};  // of the driver's allocation; zero for posix_fd
+  std::uint64_t base_bytes = 0;               // size of the driver's allocation
+  std::uint64_t base_offset = 0;              // where the registered range begins in it
+
+  // Whether a descriptor beside the message belongs to this allocation. They come in the allocations' order.
+  [[nodiscard]] bool has_descriptor() const {
+    return kind == DeviceKind::host || export_kind == CudaExport::posix_fd;
+  }
 };
 
 // Page p of the tensor lies at offset + p * page_stride in its allocation and has page_bytes bytes.
@@ -40,8 +61,13 @@ struct DeviceGeometry {
 
   // Checks the geometry against the namespace and every tensor against its allocation's size: each (layer,
   // kind) of the namespace exactly once, nothing outside, no overflow. Names the first tensor and field that
-  // is wrong.
+  // is wrong. All allocations are of one kind, CUDA ones on one GPU.
   [[nodiscard]] Outcome validate(const NamespaceSpec& spec) const;
+
+  // Descriptors that travel beside the message.
+  [[nodiscard]] std::size_t descriptors() const;
+  // Kind of the allocations. Precondition: there is one.
+  [[nodiscard]] DeviceKind device_kind() const { return allocations.front().kind; }
 
   void encode(WireWriter& out) const;
   static DeviceGeometry decode(WireReader& in);

@@ -1,8 +1,10 @@
 // The flight recorder: the last operations, kept in the control region so that they survive the daemon.
 //
 // Thread safety: one writer (the coordinator); readers in any process.
-// SYNC flight-record: the writer stores sequence 0, fences (release), fills the record, stores the sequence (release).
-//   A reader loads the sequence (acquire), copies, fences (acquire), loads it again. Weaker: a torn record could pass.
+// SYNC flight-record: the writer stores sequence 0, fences (release), fills the record, stores the sequence
+// (release).
+//   A reader loads the sequence (acquire), copies, fences (acquire), loads it again. Weaker: a torn record
+//   could pass.
 #pragma once
 
 #include <atomic>

@@ -1,8 +1,8 @@
 // The page word: state, flags, pins and generation of a logical page in one 64-bit atomic.
 //
-// Thread safety: only the coordinator stores page words. Readers in other processes load the word, use the page's
-// key or offset, and load the word again: an unchanged generation and state prove that what they read belongs
-// together.
+// Thread safety: only the coordinator stores page words. Readers in other processes load the word, use the
+// page's key or offset, and load the word again: an unchanged generation and state prove that what they read
+// belongs together.
 //
 // Life of a page (abort is its own transition and never passes through ready):
 //
@@ -30,12 +30,18 @@ constexpr std::uint8_t kPageStateCount = 6;
 
 constexpr std::string_view to_string(PageState s) {
   switch (s) {
-    case PageState::free: return "free";
-    case PageState::reserved: return "reserved";
-    case PageState::filling: return "filling";
-    case PageState::ready: return "ready";
-    case PageState::evicting: return "evicting";
-    case PageState::aborting: return "aborting";
+    case PageState::free:
+      return "free";
+    case PageState::reserved:
+      return "reserved";
+    case PageState::filling:
+      return "filling";
+    case PageState::ready:
+      return "ready";
+    case PageState::evicting:
+      return "evicting";
+    case PageState::aborting:
+      return "aborting";
   }
   return "invalid";
 }
@@ -43,12 +49,17 @@ constexpr std::string_view to_string(PageState s) {
 // True where the table above has an arrow.
 constexpr bool is_page_transition(PageState from, PageState to) {
   switch (from) {
-    case PageState::free: return to == PageState::reserved;
-    case PageState::reserved: return to == PageState::filling || to == PageState::aborting;
-    case PageState::filling: return to == PageState::ready || to == PageState::aborting;
-    case PageState::ready: return to == PageState::evicting;
+    case PageState::free:
+      return to == PageState::reserved;
+    case PageState::reserved:
+      return to == PageState::filling || to == PageState::aborting;
+    case PageState::filling:
+      return to == PageState::ready || to == PageState::aborting;
+    case PageState::ready:
+      return to == PageState::evicting;
     case PageState::evicting:
-    case PageState::aborting: return to == PageState::free;
+    case PageState::aborting:
+      return to == PageState::free;
   }
   return false;
 }
@@ -57,7 +68,9 @@ constexpr bool is_page_transition(PageState from, PageState to) {
 struct PageWord {
   static constexpr std::uint32_t kMaxPins = (1u << 24) - 1;
   static constexpr std::uint8_t kDirty = 1;  // not in storage yet
-  static constexpr std::uint8_t kKnownFlags = kDirty;
+  static constexpr std::uint8_t kQuarantined =
+      2;  // its bytes were found wrong: evicting for as long as the daemon lives
+  static constexpr std::uint8_t kKnownFlags = kDirty | kQuarantined;
 
   PageState state = PageState::free;
   std::uint8_t flags = 0;

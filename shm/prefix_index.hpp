@@ -1,18 +1,22 @@
 // The prefix index: hash chains of pages, readable by any process without the daemon and without locks.
 //
-// Thread safety: one writer (the coordinator); any number of readers in any process, through read-only mappings.
+// Thread safety: one writer (the coordinator); any number of readers in any process, through read-only
+// mappings.
 //
 // Invariants
 //   1. A bucket's version (high half of `head`) is odd exactly while its chain changes.
 //   2. A page is in at most one chain, and in it exactly while its state is filling or ready.
 //   3. A page's key, namespace and offset change only while it is in no chain.
 //
-// SYNC index-chain: the writer stores the odd version, fences (release), changes links, stores the even version
-//   (release). A reader loads the version (acquire), walks, fences (acquire), and loads the version again; equal and
-//   even means it saw one whole chain. Weaker: it could follow a half-made link and call a present page absent.
-// SYNC page-word: the writer stores the page word (release) after the key and the shards' bytes; a reader loads it
-//   (acquire), reads the key, fences (acquire) and loads it again. Weaker: a reader could match a key of the page's
-//   previous life. The answer of a lookup is a hint all the same: `reserve` decides.
+// SYNC index-chain: the writer stores the odd version, fences (release), changes links, stores the even
+// version
+//   (release). A reader loads the version (acquire), walks, fences (acquire), and loads the version again;
+//   equal and even means it saw one whole chain. Weaker: it could follow a half-made link and call a present
+//   page absent.
+// SYNC page-word: the writer stores the page word (release) after the key and the shards' bytes; a reader
+// loads it
+//   (acquire), reads the key, fences (acquire) and loads it again. Weaker: a reader could match a key of the
+//   page's previous life. The answer of a lookup is a hint all the same: `reserve` decides.
 #pragma once
 
 #include <algorithm>
@@ -54,8 +58,8 @@ class IndexReader {
   explicit IndexReader(const ConstTables& tables, std::uint64_t seed)
       : buckets_(tables.index), pages_(tables.pages), seed_(seed), mask_(tables.index.size() - 1) {}
 
-  // How many leading hashes are present and ready. No system call, no store. Cost: about two cache misses a page,
-  // overlapped by prefetching kBatch pages ahead.
+  // How many leading hashes are present and ready. No system call, no store. Cost: about two cache misses a
+  // page, overlapped by prefetching kBatch pages ahead.
   [[nodiscard]] ProbeResult probe(std::span<const PrefixHash> hashes, NamespaceId ns) const {
     ProbeResult result;
     for (std::size_t base = 0; base < hashes.size(); base += kBatch) {
@@ -66,14 +70,20 @@ class IndexReader {
         __builtin_prefetch(&buckets_[bucket[i]]);
       }
       for (std::size_t i = 0; i < n; ++i) {
-        const auto first = static_cast<std::uint32_t>(buckets_[bucket[i]].head.load(std::memory_order_relaxed));
+        const auto first =
+            static_cast<std::uint32_t>(buckets_[bucket[i]].head.load(std::memory_order_relaxed));
         if (first < pages_.size()) __builtin_prefetch(&pages_[first]);
       }
       for (std::size_t i = 0; i < n; ++i) {
         switch (find(hashes[base + i], ns, bucket[i])) {
-          case Found::yes: ++result.leading; break;
-          case Found::no: return result;
-          case Found::busy: result.busy = true; return result;
+          case Found::yes:
+            ++result.leading;
+            break;
+          case Found::no:
+            return result;
+          case Found::busy:
+            result.busy = true;
+            return result;
         }
       }
     }
@@ -101,7 +111,8 @@ class IndexReader {
           const PageWord now = PageWord::decode(page.word.load(std::memory_order_relaxed));
           const PageWord before = PageWord::decode(word);
           if (now.generation == before.generation && before.readable() && now.readable()) return Found::yes;
-          break;  // right key but not ready, or it changed under us: the version decides whether to look again
+          break;  // right key but not ready, or it changed under us: the version decides whether to look
+                  // again
         }
         id = page.chain_next.load(std::memory_order_relaxed);
       }
@@ -138,7 +149,8 @@ class IndexWriter {
     auto id = static_cast<std::uint32_t>(buckets_[bucket].head.load(std::memory_order_relaxed));
     while (id != kNone32) {
       const PageEntry& page = pages_[id];
-      if (page.namespace_id.load(std::memory_order_relaxed) == ns.value && load_key(page) == hash) return PageId{id};
+      if (page.namespace_id.load(std::memory_order_relaxed) == ns.value && load_key(page) == hash)
+        return PageId{id};
       id = page.chain_next.load(std::memory_order_relaxed);
     }
     return PageId::none();

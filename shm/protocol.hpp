@@ -1,6 +1,7 @@
 // What travels through the rings: operation codes, submissions, completions. docs/protocol.md explains each.
 //
-// A submission is untrusted: the daemon copies the 64 bytes once, checks every field of the copy, and uses the copy.
+// A submission is untrusted: the daemon copies the 64 bytes once, checks every field of the copy, and uses
+// the copy.
 #pragma once
 
 #include <cstddef>
@@ -24,9 +25,12 @@ enum class Role : std::uint32_t {
 
 constexpr std::string_view to_string(Role r) {
   switch (r) {
-    case Role::rank: return "rank";
-    case Role::scheduler: return "scheduler";
-    case Role::tool: return "tool";
+    case Role::rank:
+      return "rank";
+    case Role::scheduler:
+      return "scheduler";
+    case Role::tool:
+      return "tool";
   }
   return "unknown_role";
 }
@@ -38,17 +42,26 @@ enum class Opcode : std::uint8_t {
   write = 3,    // device pages to pool pages of a lease
   load = 4,     // pool pages of a lease to device pages
   release = 5,  // this rank is done with a lease
+  agree = 6,    // how far the group's operations have ended: one answer for all ranks
 };
-constexpr std::uint8_t kOpcodeCount = 6;
+constexpr std::uint8_t kOpcodeCount = 7;
 
 constexpr std::string_view to_string(Opcode op) {
   switch (op) {
-    case Opcode::none: return "none";
-    case Opcode::nop: return "nop";
-    case Opcode::reserve: return "reserve";
-    case Opcode::write: return "write";
-    case Opcode::load: return "load";
-    case Opcode::release: return "release";
+    case Opcode::none:
+      return "none";
+    case Opcode::nop:
+      return "nop";
+    case Opcode::reserve:
+      return "reserve";
+    case Opcode::write:
+      return "write";
+    case Opcode::load:
+      return "load";
+    case Opcode::release:
+      return "release";
+    case Opcode::agree:
+      return "agree";
   }
   return "unknown_opcode";
 }
@@ -57,14 +70,15 @@ constexpr std::string_view to_string(Opcode op) {
 //
 //   opcode   sequence_or_lease   arena_offset -> arena content                         first  count
 //   nop      0                   0                                                     0      0
-//   reserve  group sequence >0   count prefix hashes of 32 bytes                       0      pages of the request
-//   write    lease id            count u32 device pages, then count u32 results        page   pages
+//   reserve  group sequence >0   count prefix hashes of 32 bytes                       0      pages of the
+//   request write    lease id            count u32 device pages, then count u32 results        page   pages
 //   load     lease id            count u32 device pages                                page   pages
 //   release  lease id            0                                                     0      0
+//   agree    agreement number >0 0                                                     0      0
 //
-// Arena offsets are 8-byte aligned. `first` counts from the request's first page. Results of a write are one Status
-// per page as u32, valid when the completion is read: ok = written by this operation, exists = was ready already,
-// busy = another lease is filling it, dropped = not kept.
+// Arena offsets are 8-byte aligned. `first` counts from the request's first page. Results of a write are one
+// Status per page as u32, valid when the completion is read: ok = written by this operation, exists = was
+// ready already, busy = another lease is filling it, dropped = not kept.
 struct Submission {
   std::uint64_t user_data = 0;  // comes back in the completion, never interpreted
   Opcode opcode = Opcode::none;
@@ -90,17 +104,19 @@ struct Completion {
   Opcode opcode = Opcode::none;
   std::uint8_t flags = 0;
   Status status = Status::ok;
-  std::uint32_t hits = 0;     // reserve: leading pages present and pinned
-  std::uint64_t lease = 0;    // reserve: the lease; else the lease named in the submission
-  std::uint32_t written = 0;  // write: pages this operation published
-  std::uint32_t present = 0;  // write: pages that were ready already
-  std::uint32_t filling = 0;  // write: pages another lease is filling
-  std::uint32_t dropped = 0;  // write: pages not kept
+  std::uint32_t hits =
+      0;  // reserve: leading pages present and pinned; agree: 1 = the last one's loads failed
+  std::uint64_t lease = 0;               // reserve: the lease; else the lease named in the submission
+  std::uint32_t written = 0;             // write: pages this operation published
+  std::uint32_t present = 0;             // write: pages that were ready already
+  std::uint32_t filling = 0;             // write: pages another lease is filling
+  std::uint32_t dropped = 0;             // write: pages not kept
   std::uint64_t operation_sequence = 0;  // the daemon's global sequence of the submission
-  std::uint64_t bytes = 0;               // write, load: bytes copied for this rank
+  std::uint64_t bytes =
+      0;  // write, load: bytes copied for this rank; agree: last group sequence that has ended
 
-  // The operation has ended, but a copy may still touch its device pages: a completion with kPagesReturned and the
-  // same user_data follows when the last one has landed.
+  // The operation has ended, but a copy may still touch its device pages: a completion with kPagesReturned
+  // and the same user_data follows when the last one has landed.
   static constexpr std::uint8_t kPagesBusy = 1;
   static constexpr std::uint8_t kPagesReturned = 2;  // not a terminal completion
 };
@@ -115,5 +131,7 @@ constexpr std::uint32_t kMaxAllocations = 1024;
 constexpr std::uint64_t kMaxShardBytes = 256 * kMiB;
 // A rank may run this many sequences ahead of the oldest lease of its group.
 constexpr std::uint32_t kGroupSequenceWindow = 4096;
+// A rank may be this many agreements ahead of the slowest rank of its group.
+constexpr std::uint32_t kAgreementWindow = 64;
 
 }  // namespace hicache

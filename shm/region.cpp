@@ -33,45 +33,81 @@ class Fnv {
 
 std::uint32_t section_entry_bytes(SectionKind kind) {
   switch (kind) {
-    case SectionKind::none: return 0;
-    case SectionKind::config_text: return 1;
-    case SectionKind::namespaces: return sizeof(NamespaceEntry);
-    case SectionKind::clients: return sizeof(ClientEntry);
-    case SectionKind::groups: return sizeof(GroupEntry);
-    case SectionKind::segments: return sizeof(SegmentEntry);
-    case SectionKind::index_buckets: return sizeof(IndexBucket);
-    case SectionKind::pages: return sizeof(PageEntry);
-    case SectionKind::leases: return sizeof(LeaseEntry);
-    case SectionKind::pin_chunks: return sizeof(PinChunk);
-    case SectionKind::counters: return sizeof(A64);
-    case SectionKind::flight_recorder: return sizeof(FlightRecord);
+    case SectionKind::none:
+      return 0;
+    case SectionKind::config_text:
+      return 1;
+    case SectionKind::namespaces:
+      return sizeof(NamespaceEntry);
+    case SectionKind::clients:
+      return sizeof(ClientEntry);
+    case SectionKind::groups:
+      return sizeof(GroupEntry);
+    case SectionKind::segments:
+      return sizeof(SegmentEntry);
+    case SectionKind::index_buckets:
+      return sizeof(IndexBucket);
+    case SectionKind::pages:
+      return sizeof(PageEntry);
+    case SectionKind::leases:
+      return sizeof(LeaseEntry);
+    case SectionKind::pin_chunks:
+      return sizeof(PinChunk);
+    case SectionKind::counters:
+      return sizeof(A64);
+    case SectionKind::flight_recorder:
+      return sizeof(FlightRecord);
+    case SectionKind::checksums:
+      return sizeof(A64);
   }
   return 0;
 }
 
 std::string_view to_string(SectionKind kind) {
   switch (kind) {
-    case SectionKind::none: return "none";
-    case SectionKind::config_text: return "config_text";
-    case SectionKind::namespaces: return "namespaces";
-    case SectionKind::clients: return "clients";
-    case SectionKind::groups: return "groups";
-    case SectionKind::segments: return "segments";
-    case SectionKind::index_buckets: return "index_buckets";
-    case SectionKind::pages: return "pages";
-    case SectionKind::leases: return "leases";
-    case SectionKind::pin_chunks: return "pin_chunks";
-    case SectionKind::counters: return "counters";
-    case SectionKind::flight_recorder: return "flight_recorder";
+    case SectionKind::none:
+      return "none";
+    case SectionKind::config_text:
+      return "config_text";
+    case SectionKind::namespaces:
+      return "namespaces";
+    case SectionKind::clients:
+      return "clients";
+    case SectionKind::groups:
+      return "groups";
+    case SectionKind::segments:
+      return "segments";
+    case SectionKind::index_buckets:
+      return "index_buckets";
+    case SectionKind::pages:
+      return "pages";
+    case SectionKind::leases:
+      return "leases";
+    case SectionKind::pin_chunks:
+      return "pin_chunks";
+    case SectionKind::counters:
+      return "counters";
+    case SectionKind::flight_recorder:
+      return "flight_recorder";
+    case SectionKind::checksums:
+      return "checksums";
   }
   return "unknown_section";
 }
 
 RegionPlan plan_region(const RegionShape& shape) {
-  const std::uint64_t counts[kSectionCount] = {
-      std::max<std::uint64_t>(shape.config_text_bytes, 1), shape.namespaces, shape.clients, shape.groups,
-      shape.segments, shape.index_buckets, shape.pages, shape.leases, shape.pin_chunks, kCounterCount,
-      shape.flight_records};
+  const std::uint64_t counts[kSectionCount] = {std::max<std::uint64_t>(shape.config_text_bytes, 1),
+                                               shape.namespaces,
+                                               shape.clients,
+                                               shape.groups,
+                                               shape.segments,
+                                               shape.index_buckets,
+                                               shape.pages,
+                                               shape.leases,
+                                               shape.pin_chunks,
+                                               kCounterCount,
+                                               shape.flight_records,
+                                               std::max<std::uint64_t>(shape.checksums, 1)};
   RegionPlan plan;
   std::uint64_t offset = kHeaderBytes;
   for (std::uint32_t i = 0; i < kSectionCount; ++i) {
@@ -105,6 +141,7 @@ std::uint64_t layout_fingerprint() {
   HICACHE_FIELD(NamespaceEntry, shard_bytes);
   HICACHE_FIELD(NamespaceEntry, shards);
   HICACHE_FIELD(NamespaceEntry, resident_pages);
+  HICACHE_FIELD(NamespaceEntry, bumps);
   HICACHE_FIELD(NamespaceEntry, label);
   HICACHE_SHAPE(ClientEntry);
   HICACHE_FIELD(ClientEntry, role);
@@ -124,6 +161,7 @@ std::uint64_t layout_fingerprint() {
   HICACHE_FIELD(PageEntry, pool_offset);
   HICACHE_FIELD(PageEntry, shards_done);
   HICACHE_FIELD(PageEntry, last_use);
+  HICACHE_FIELD(PageEntry, seal);
   HICACHE_SHAPE(LeaseEntry);
   HICACHE_FIELD(LeaseEntry, sequence);
   HICACHE_FIELD(LeaseEntry, first_chunk);
@@ -139,6 +177,8 @@ std::uint64_t layout_fingerprint() {
   HICACHE_FIELD(ChannelHeader, sq_head);
   HICACHE_FIELD(ChannelHeader, cq_tail);
   HICACHE_FIELD(ChannelHeader, daemon_sleeping);
+  HICACHE_FIELD(ChannelHeader, client_tripwire);
+  HICACHE_FIELD(ChannelHeader, daemon_tripwire);
   HICACHE_SHAPE(FenceBlock);
   HICACHE_SHAPE(Submission);
   HICACHE_SHAPE(Completion);
@@ -195,13 +235,18 @@ BasicTables<Const> make_tables_at(Void* base, const RegionPlan& plan) {
   bind(t.pin_chunks, SectionKind::pin_chunks);
   bind(t.counters, SectionKind::counters);
   bind(t.flight, SectionKind::flight_recorder);
+  bind(t.checksums, SectionKind::checksums);
   return t;
 }
 
 }  // namespace
 
-Tables make_tables(void* base, const RegionPlan& plan) { return make_tables_at<false>(base, plan); }
-ConstTables make_tables(const void* base, const RegionPlan& plan) { return make_tables_at<true>(base, plan); }
+Tables make_tables(void* base, const RegionPlan& plan) {
+  return make_tables_at<false>(base, plan);
+}
+ConstTables make_tables(const void* base, const RegionPlan& plan) {
+  return make_tables_at<true>(base, plan);
+}
 
 RegionCheck check_header(std::span<const std::uint8_t> header_bytes, std::uint64_t available_bytes) {
   RegionCheck check;
@@ -211,8 +256,8 @@ RegionCheck check_header(std::span<const std::uint8_t> header_bytes, std::uint64
     return check;
   };
   if (header_bytes.size() < sizeof(RegionHeader)) {
-    return fail(RegionVerdict::not_a_region,
-                "damaged header: " + std::to_string(header_bytes.size()) + " bytes, a region has at least 4096");
+    return fail(RegionVerdict::not_a_region, "damaged header: " + std::to_string(header_bytes.size()) +
+                                                 " bytes, a region has at least 4096");
   }
   alignas(RegionHeader) std::uint8_t copy[sizeof(RegionHeader)];
   std::memcpy(copy, header_bytes.data(), sizeof copy);
@@ -220,30 +265,37 @@ RegionCheck check_header(std::span<const std::uint8_t> header_bytes, std::uint64
   auto get = [](const auto& a) { return a.load(std::memory_order_relaxed); };
 
   if (get(h.magic) != kRegionMagic) {
-    const bool fresh = get(h.magic) == 0 && get(h.state) <= static_cast<std::uint32_t>(RegionState::initialising);
+    const bool fresh =
+        get(h.magic) == 0 && get(h.state) <= static_cast<std::uint32_t>(RegionState::initialising);
     return fail(fresh ? RegionVerdict::initialising : RegionVerdict::not_a_region,
                 fresh ? "the region is being created" : "damaged header: wrong magic");
   }
   if (get(h.layout_major) != kLayoutMajor || get(h.layout_fingerprint) != layout_fingerprint()) {
     return fail(RegionVerdict::other_version,
                 "layout " + std::to_string(get(h.layout_major)) + "." + std::to_string(get(h.layout_minor)) +
-                    " fingerprint " + std::to_string(get(h.layout_fingerprint)) + ", this build reads layout " +
-                    std::to_string(kLayoutMajor) + "." + std::to_string(kLayoutMinor) + " fingerprint " +
-                    std::to_string(layout_fingerprint()));
+                    " fingerprint " + std::to_string(get(h.layout_fingerprint)) +
+                    ", this build reads layout " + std::to_string(kLayoutMajor) + "." +
+                    std::to_string(kLayoutMinor) + " fingerprint " + std::to_string(layout_fingerprint()));
   }
   if (get(h.state) < static_cast<std::uint32_t>(RegionState::ready)) {
     return fail(RegionVerdict::initialising, "the region is being created");
   }
+  if (get(h.state) == static_cast<std::uint32_t>(RegionState::recovering)) {
+    return fail(RegionVerdict::initialising, "a new daemon is taking the region over");
+  }
   if (get(h.state) > static_cast<std::uint32_t>(RegionState::closed)) {
     return fail(RegionVerdict::damaged, "damaged header: state " + std::to_string(get(h.state)));
   }
-  if (get(h.header_crc) != header_crc(h)) return fail(RegionVerdict::damaged, "damaged header: checksum differs");
+  if (get(h.header_crc) != header_crc(h))
+    return fail(RegionVerdict::damaged, "damaged header: checksum differs");
   if (get(h.region_bytes) > available_bytes) {
-    return fail(RegionVerdict::damaged, "damaged header: region_bytes " + std::to_string(get(h.region_bytes)) +
-                                            " but the object has " + std::to_string(available_bytes));
+    return fail(RegionVerdict::damaged, "damaged header: region_bytes " +
+                                            std::to_string(get(h.region_bytes)) + " but the object has " +
+                                            std::to_string(available_bytes));
   }
   if (get(h.section_count) != kSectionCount) {
-    return fail(RegionVerdict::damaged, "damaged header: " + std::to_string(get(h.section_count)) + " sections");
+    return fail(RegionVerdict::damaged,
+                "damaged header: " + std::to_string(get(h.section_count)) + " sections");
   }
   std::uint64_t end = kHeaderBytes;
   for (std::uint32_t i = 0; i < kSectionCount; ++i) {
@@ -273,7 +325,9 @@ RegionCheck check_header(std::span<const std::uint8_t> header_bytes, std::uint64
   return check;
 }
 
-std::string control_object_name(std::string_view name) { return "hicache." + std::string(name) + ".control"; }
+std::string control_object_name(std::string_view name) {
+  return "hicache." + std::string(name) + ".control";
+}
 std::string pool_object_name(std::string_view name, unsigned pool) {
   return "hicache." + std::string(name) + ".pool" + std::to_string(pool);
 }

@@ -1,4 +1,5 @@
-// The control region as typed tables: where each section lies, how a region is laid out, how one is checked before use.
+// The control region as typed tables: where each section lies, how a region is laid out, how one is checked
+// before use.
 #pragma once
 
 #include <array>
@@ -27,6 +28,7 @@ struct RegionShape {
   std::uint32_t leases = 4096;
   std::uint32_t pin_chunks = 0;
   std::uint32_t flight_records = 4096;  // power of two
+  std::uint64_t checksums = 1;          // one a 4 KiB line of the pool, or 1 when none are kept
 };
 
 // A section in private memory: what the tables below are built from.
@@ -53,15 +55,15 @@ std::string_view to_string(SectionKind kind);
 // Lays the sections out behind the header, each at a 4 KiB line.
 RegionPlan plan_region(const RegionShape& shape);
 
-// Hash of every shared struct's size, alignment and field offsets, the cache line and the protocol constants that
-// give bytes their meaning. Equal fingerprints mean both sides read the same bytes the same way.
+// Hash of every shared struct's size, alignment and field offsets, the cache line and the protocol constants
+// that give bytes their meaning. Equal fingerprints mean both sides read the same bytes the same way.
 std::uint64_t layout_fingerprint();
 
 // CRC over the part of the header that never changes after creation, the section table included.
 std::uint64_t header_crc(const RegionHeader& header);
 
-// Typed pointers into a mapped region. `Const` picks read-only tables. Holds no ownership of the mapping. The spans
-// are private copies of the section table: they are never re-read from shared memory.
+// Typed pointers into a mapped region. `Const` picks read-only tables. Holds no ownership of the mapping. The
+// spans are private copies of the section table: they are never re-read from shared memory.
 template <bool Const>
 struct BasicTables {
   template <class T>
@@ -79,6 +81,7 @@ struct BasicTables {
   std::span<Ptr<PinChunk>> pin_chunks;
   std::span<Ptr<A64>> counters;
   std::span<Ptr<FlightRecord>> flight;
+  std::span<Ptr<A64>> checksums;  // of the shard that begins at this 4 KiB line of the pool; 0 = none
 };
 using Tables = BasicTables<false>;
 using ConstTables = BasicTables<true>;
@@ -94,8 +97,8 @@ struct RegionCheck {
   std::vector<std::string> findings;
   RegionPlan plan;
 };
-// Checks magic, versions, fingerprint, CRC and every section against `available_bytes`. `header_bytes` is a private
-// copy of the first 4 KiB. Never reads past it, never trusts an offset it has not checked.
+// Checks magic, versions, fingerprint, CRC and every section against `available_bytes`. `header_bytes` is a
+// private copy of the first 4 KiB. Never reads past it, never trusts an offset it has not checked.
 RegionCheck check_header(std::span<const std::uint8_t> header_bytes, std::uint64_t available_bytes);
 
 // Names of the POSIX shared memory objects (without the leading slash) of the daemon called `name`.

@@ -1,12 +1,14 @@
-// Everything that lies in the control region, and nothing else. docs/shared-memory.md explains it with a picture.
+// Everything that lies in the control region, and nothing else. docs/shared-memory.md explains it with a
+// picture.
 //
-// Rules: fixed-width fields, explicit padding, no pointers, zero means "nothing". The daemon is the only writer of
-// the whole region. All fields are atomics so that readers in other processes have no data race; where a field is
-// loaded or stored without a comment its order is relaxed and its consistency comes from a generation, a bucket
-// version or the commit sequence named beside the struct.
+// Rules: fixed-width fields, explicit padding, no pointers, zero means "nothing". The daemon is the only
+// writer of the whole region. All fields are atomics so that readers in other processes have no data race;
+// where a field is loaded or stored without a comment its order is relaxed and its consistency comes from a
+// generation, a bucket version or the commit sequence named beside the struct.
 //
-// Changing anything here changes the layout fingerprint; a daemon or tool built with another one refuses the region
-// and says so. Bump kLayoutMajor when old content cannot be read any more, kLayoutMinor when it still can.
+// Changing anything here changes the layout fingerprint; a daemon or tool built with another one refuses the
+// region and says so. Bump kLayoutMajor when old content cannot be read any more, kLayoutMinor when it still
+// can.
 #pragma once
 
 #include <atomic>
@@ -34,6 +36,7 @@ enum class RegionState : std::uint32_t {
   ready = 2,         // a daemon serves it, or died while it did
   draining = 3,      // the daemon is stopping: no new operations
   closed = 4,        // the daemon stopped in order
+  recovering = 5,    // a new daemon takes it over: header and tables change
 };
 
 enum class SectionKind : std::uint32_t {
@@ -49,8 +52,9 @@ enum class SectionKind : std::uint32_t {
   pin_chunks = 9,
   counters = 10,
   flight_recorder = 11,
+  checksums = 12,
 };
-constexpr std::uint32_t kSectionCount = 11;  // every kind but none, in this order, each exactly once
+constexpr std::uint32_t kSectionCount = 12;  // every kind but none, in this order, each exactly once
 constexpr std::uint32_t kMaxSections = 16;
 
 // Where an array of equal entries lies. Offsets count from the start of the region and are 4 KiB-aligned.
@@ -73,7 +77,7 @@ struct RegionHeader {
   A64 segment_bytes;
   A64 instance_epoch;  // differs for every daemon life; a takeover changes it before it touches the index
   A64 created_unix_ns;
-  A64 hash_seed;  // mixed into bucket numbers
+  A64 hash_seed;           // mixed into bucket numbers
   A64 daemon_start_ticks;  // start time of daemon_pid, from /proc/<pid>/stat
   A32 daemon_pid;
   A32 section_count;
@@ -103,12 +107,12 @@ struct NamespaceEntry {
   A32 state;      // NamespaceState
   A32 successor;  // NamespaceId that replaced this one when its weights epoch was bumped, else none
   A64 digest[4];
-  A64 base_digest[4];   // the digest without the weights epoch: what a bump addresses
+  A64 base_digest[4];  // the digest without the weights epoch: what a bump addresses
   A64 weights_epoch;
-  A64 shard_bytes;      // payload bytes of one shard of one page
-  A64 shard_stride;     // bytes from shard to shard in the pool, 4 KiB-aligned
-  A64 slot_bytes;       // shards * shard_stride
-  A32 shards;           // TP size for MHA, 1 for MLA
+  A64 shard_bytes;   // payload bytes of one shard of one page
+  A64 shard_stride;  // bytes from shard to shard in the pool, 4 KiB-aligned
+  A64 slot_bytes;    // shards * shard_stride
+  A32 shards;        // TP size for MHA, 1 for MLA
   A32 size_class;
   A32 page_tokens;
   A32 layers;
@@ -117,7 +121,7 @@ struct NamespaceEntry {
   A64 written;
   A64 evicted;
   A32 attached_clients;
-  A32 reserved0;
+  A32 bumps;     // how often the weights epoch of this base digest was bumped when this entry was made
   A8 label[64];  // model and revision for people, zero-terminated, possibly cut
 };
 static_assert(sizeof(NamespaceEntry) == 224);
@@ -179,11 +183,11 @@ constexpr std::uint32_t kMaxTpSize = 32;  // members_attached, holders and shard
 
 enum class GroupState : std::uint32_t { free = 0, active = 1, broken = 2 };
 
-// A segment of the pool, given to one size class at a time. A slot larger than a segment takes a span of segments;
-// the first of the span carries the data, the others point to it.
+// A segment of the pool, given to one size class at a time. A slot larger than a segment takes a span of
+// segments; the first of the span carries the data, the others point to it.
 struct SegmentEntry {
-  A32 size_class;  // none = unused
-  A32 span_head;   // SegmentId of the first segment of the span
+  A32 size_class;     // none = unused
+  A32 span_head;      // SegmentId of the first segment of the span
   A32 span_segments;  // on the head only
   A32 slots;          // on the head only
   A32 used_slots;     // on the head only
@@ -192,7 +196,8 @@ struct SegmentEntry {
 };
 static_assert(sizeof(SegmentEntry) == 32);
 
-// Head of a hash chain: low 32 bits the first PageId, high 32 bits a version that is odd while the chain changes.
+// Head of a hash chain: low 32 bits the first PageId, high 32 bits a version that is odd while the chain
+// changes.
 struct IndexBucket {
   A64 head;
 };
@@ -215,24 +220,25 @@ struct alignas(kCacheLine) PageEntry {
   A64 last_use;      // use stamp; 0 = never used
   A32 uses;          // how many requests used it
   A32 reserved0;
+  A64 seal;  // hash over what identifies the page, made when it became ready; see shm/page_seal.hpp
   A64 reserved1[2];
-  A64 reserved2;
 };
 static_assert(offsetof(PageEntry, shards_done) == 64);
 static_assert(sizeof(PageEntry) == 128);
 
-// A lease: the pages that one request of one group holds. Pins in page words are derived from the chunks below.
+// A lease: the pages that one request of one group holds. Pins in page words are derived from the chunks
+// below.
 struct LeaseEntry {
   A32 state;  // LeaseState
   A32 generation;
   A32 group;
   A32 namespace_id;
-  A64 sequence;       // the group's sequence that made it
-  A64 holders;        // bit per rank that has not released; bit 63 = scheduler
-  A32 pages;          // pages of the request
-  A32 hits;           // leading pages present at reserve
-  A32 first_chunk;    // PinChunk index, or none
-  A32 pins;           // pages pinned
+  A64 sequence;     // the group's sequence that made it
+  A64 holders;      // bit per rank that has not released; bit 63 = scheduler
+  A32 pages;        // pages of the request
+  A32 hits;         // leading pages present at reserve
+  A32 first_chunk;  // PinChunk index, or none
+  A32 pins;         // pages pinned
 };
 static_assert(sizeof(LeaseEntry) == 48);
 constexpr std::uint32_t kSchedulerHolderBit = 63;
@@ -249,7 +255,8 @@ struct alignas(kCacheLine) PinChunk {
 };
 static_assert(sizeof(PinChunk) == 64);
 
-// The last operations, newest overwrites oldest. A reader takes an entry whose sequence is the same before and after.
+// The last operations, newest overwrites oldest. A reader takes an entry whose sequence is the same before
+// and after.
 struct alignas(kCacheLine) FlightRecord {
   A64 sequence;  // 0 while being written; else operation sequence
   A64 time_ns;   // CLOCK_MONOTONIC, refreshed once per coordinator turn with work
@@ -265,7 +272,14 @@ struct alignas(kCacheLine) FlightRecord {
 };
 static_assert(sizeof(FlightRecord) == 64);
 
-enum class FlightEvent : std::uint32_t { submit = 1, complete = 2, attach = 3, detach = 4, lost = 5, control = 6 };
+enum class FlightEvent : std::uint32_t {
+  submit = 1,
+  complete = 2,
+  attach = 3,
+  detach = 4,
+  lost = 5,
+  control = 6
+};
 
 constexpr std::uint32_t kNone32 = 0xffffffffu;
 

@@ -1,12 +1,14 @@
 // Single-producer single-consumer ring of 64-byte entries in shared memory.
 //
-// Thread safety: exactly one producer thread and one consumer thread at a time, in any two processes. Positions are
-// free-running 32-bit counters; entry n lives in slot n mod size and carries sequence n + 1.
+// Thread safety: exactly one producer thread and one consumer thread at a time, in any two processes.
+// Positions are free-running 32-bit counters; entry n lives in slot n mod size and carries sequence n + 1.
 //
 // Invariants
 //   1. The producer writes slot n only after the consumer's head has passed n - size (`space` says so).
-//   2. A consumer reads a payload only after it saw sequence n + 1, and advances head only after it copied it.
-//   3. Neither side believes the other: a head or sequence that can't be true is reported, never used as an index.
+//   2. A consumer reads a payload only after it saw sequence n + 1, and advances head only after it copied
+//   it.
+//   3. Neither side believes the other: a head or sequence that can't be true is reported, never used as an
+//   index.
 //
 // SYNC ring-publish:  producer `sequence` store (release)  ->  consumer `sequence` load (acquire).
 //   Weaker: the consumer could copy a payload whose stores have not arrived.
@@ -33,8 +35,12 @@ class RingProducer {
   RingProducer() = default;
   // `head` is the consumer's word, `tail` ours. Starts at the position that `tail` holds now.
   RingProducer(RingEntry* entries, std::uint32_t size, const A32* head, A32* tail)
-      : entries_(entries), mask_(size - 1), head_(head), tail_word_(tail),
-        tail_(tail->load(std::memory_order_relaxed)), head_seen_(tail_) {}
+      : entries_(entries),
+        mask_(size - 1),
+        head_(head),
+        tail_word_(tail),
+        tail_(tail->load(std::memory_order_relaxed)),
+        head_seen_(tail_) {}
 
   // Free slots. A head that claims more than was produced counts as no space and is reported by `broken`.
   [[nodiscard]] std::uint32_t space() {
@@ -57,7 +63,7 @@ class RingProducer {
     for (std::size_t i = 0; i < 7; ++i) entry.payload[i].store(words[i], std::memory_order_relaxed);
     ++tail_;
     entry.sequence.store(tail_, std::memory_order_release);  // SYNC ring-publish
-    tail_word_->store(tail_, std::memory_order_relaxed);     // for dump and the sleeper's second look (wait.hpp)
+    tail_word_->store(tail_, std::memory_order_relaxed);  // for dump and the sleeper's second look (wait.hpp)
   }
   [[nodiscard]] std::uint32_t tail() const { return tail_; }
   [[nodiscard]] std::uint32_t head_seen() const { return head_seen_; }
@@ -81,7 +87,8 @@ class RingConsumer {
       : entries_(entries), mask_(size - 1), head_word_(head), head_(head->load(std::memory_order_relaxed)) {}
 
   [[nodiscard]] bool ready() const {
-    return entries_[head_ & mask_].sequence.load(std::memory_order_acquire) == head_ + 1;  // SYNC ring-publish
+    return entries_[head_ & mask_].sequence.load(std::memory_order_acquire) ==
+           head_ + 1;  // SYNC ring-publish
   }
   // Copies the next entry out and frees its slot, or nothing. The copy is the only read of the payload.
   std::optional<Payload> pop() {

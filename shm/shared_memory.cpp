@@ -96,7 +96,9 @@ Result<UniqueFd> open_named(const std::string& name, Mapping::Access access) {
   }
 }
 
-void remove_named(const std::string& name) { bip::shared_memory_object::remove(name.c_str()); }
+void remove_named(const std::string& name) {
+  bip::shared_memory_object::remove(name.c_str());
+}
 
 Result<UniqueFd> reopen_read_only(int fd) {
   const std::string path = "/proc/self/fd/" + std::to_string(fd);
@@ -112,7 +114,8 @@ Result<UniqueFd> create_sealed(const std::string& label, std::uint64_t bytes) {
     return os_error(rc == ENOSPC || rc == ENOMEM ? Status::no_space : Status::system_error,
                     "cannot reserve " + std::to_string(bytes) + " bytes for " + label, rc);
   }
-  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) return os_error(Status::system_error, "F_ADD_SEALS", errno);
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0)
+    return os_error(Status::system_error, "F_ADD_SEALS", errno);
   return fd;
 }
 

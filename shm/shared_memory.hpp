@@ -39,8 +39,8 @@ class Mapping {
   std::uint64_t size_ = 0;
 };
 
-// Creates the named object (mode 0600) with all its memory reserved, so that touching it later can't raise SIGBUS.
-// Fails with exists when the name is taken, with no_space when /dev/shm has too little room.
+// Creates the named object (mode 0600) with all its memory reserved, so that touching it later can't raise
+// SIGBUS. Fails with exists when the name is taken, with no_space when /dev/shm has too little room.
 Result<UniqueFd> create_named(const std::string& name, std::uint64_t bytes);
 // Opens an existing object. Fails with not_found.
 Result<UniqueFd> open_named(const std::string& name, Mapping::Access access);
@@ -51,8 +51,8 @@ Result<UniqueFd> reopen_read_only(int fd);
 
 // A memfd of `bytes`, reserved, and sealed against growing, shrinking and unsealing. `label` shows in /proc.
 Result<UniqueFd> create_sealed(const std::string& label, std::uint64_t bytes);
-// Checks that fd is a memfd with exactly those seals and returns its size. Anything else is refused: a peer could
-// truncate it under our feet.
+// Checks that fd is a memfd with exactly those seals and returns its size. Anything else is refused: a peer
+// could truncate it under our feet.
 Result<std::uint64_t> sealed_size(int fd);
 
 Result<std::uint64_t> object_size(int fd);

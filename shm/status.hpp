@@ -1,4 +1,5 @@
-// Errors as values: one enum for the whole project, and a Result that carries a value or a status with its detail.
+// Errors as values: one enum for the whole project, and a Result that carries a value or a status with its
+// detail.
 #pragma once
 
 #include <cassert>
@@ -43,32 +44,58 @@ constexpr std::uint16_t kStatusCount = 26;
 
 constexpr std::string_view to_string(Status s) {
   switch (s) {
-    case Status::ok: return "ok";
-    case Status::again: return "again";
-    case Status::busy: return "busy";
-    case Status::timed_out: return "timed_out";
-    case Status::invalid_argument: return "invalid_argument";
-    case Status::not_found: return "not_found";
-    case Status::unknown_lease: return "unknown_lease";
-    case Status::stale_generation: return "stale_generation";
-    case Status::already_released: return "already_released";
-    case Status::not_permitted: return "not_permitted";
-    case Status::diverged: return "diverged";
-    case Status::poisoned: return "poisoned";
-    case Status::peer_lost: return "peer_lost";
-    case Status::daemon_lost: return "daemon_lost";
-    case Status::daemon_absent: return "daemon_absent";
-    case Status::version_mismatch: return "version_mismatch";
-    case Status::no_space: return "no_space";
-    case Status::too_large: return "too_large";
-    case Status::forked: return "forked";
-    case Status::closed: return "closed";
-    case Status::corrupt: return "corrupt";
-    case Status::system_error: return "system_error";
-    case Status::shutting_down: return "shutting_down";
-    case Status::exists: return "exists";
-    case Status::dropped: return "dropped";
-    case Status::internal: return "internal";
+    case Status::ok:
+      return "ok";
+    case Status::again:
+      return "again";
+    case Status::busy:
+      return "busy";
+    case Status::timed_out:
+      return "timed_out";
+    case Status::invalid_argument:
+      return "invalid_argument";
+    case Status::not_found:
+      return "not_found";
+    case Status::unknown_lease:
+      return "unknown_lease";
+    case Status::stale_generation:
+      return "stale_generation";
+    case Status::already_released:
+      return "already_released";
+    case Status::not_permitted:
+      return "not_permitted";
+    case Status::diverged:
+      return "diverged";
+    case Status::poisoned:
+      return "poisoned";
+    case Status::peer_lost:
+      return "peer_lost";
+    case Status::daemon_lost:
+      return "daemon_lost";
+    case Status::daemon_absent:
+      return "daemon_absent";
+    case Status::version_mismatch:
+      return "version_mismatch";
+    case Status::no_space:
+      return "no_space";
+    case Status::too_large:
+      return "too_large";
+    case Status::forked:
+      return "forked";
+    case Status::closed:
+      return "closed";
+    case Status::corrupt:
+      return "corrupt";
+    case Status::system_error:
+      return "system_error";
+    case Status::shutting_down:
+      return "shutting_down";
+    case Status::exists:
+      return "exists";
+    case Status::dropped:
+      return "dropped";
+    case Status::internal:
+      return "internal";
   }
   return "unknown_status";
 }
@@ -84,8 +111,8 @@ struct Error {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}           // NOLINT(google-explicit-constructor)
-  Result(Error error) : error_(std::move(error)) {}       // NOLINT(google-explicit-constructor)
+  Result(T value) : value_(std::move(value)) {}      // NOLINT(google-explicit-constructor)
+  Result(Error error) : error_(std::move(error)) {}  // NOLINT(google-explicit-constructor)
   Result(Status status, std::string message, int system_errno = 0)
       : error_{status, std::move(message), system_errno} {}
 
@@ -113,6 +140,8 @@ class [[nodiscard]] Result {
 
 struct Unit {};
 using Outcome = Result<Unit>;
-inline Outcome success() { return Outcome{Unit{}}; }
+inline Outcome success() {
+  return Outcome{Unit{}};
+}
 
 }  // namespace hicache

@@ -14,7 +14,8 @@
 
 namespace hicache {
 
-// An integer that only compares with its own kind. `Tag` makes the kind; `None` is the value that means "nothing".
+// An integer that only compares with its own kind. `Tag` makes the kind; `None` is the value that means
+// "nothing".
 template <class Tag, class Rep, Rep None>
 struct StrongId {
   using rep = Rep;
@@ -50,7 +51,8 @@ using PoolOffset = StrongId<struct PoolOffsetTag, std::uint64_t, ~0ull>;
 // How often a page, client or lease entry was taken into use. 0 = never.
 using Generation = StrongId<struct GenerationTag, std::uint32_t, 0u>;
 
-// A lease as the client sees it: table slot and generation, so that a late message can't reach the slot's next user.
+// A lease as the client sees it: table slot and generation, so that a late message can't reach the slot's
+// next user.
 struct LeaseId {
   std::uint64_t value = 0;  // 0 = no lease
   constexpr LeaseId() = default;
@@ -65,8 +67,8 @@ struct LeaseId {
   friend constexpr auto operator<=>(LeaseId, LeaseId) = default;
 };
 
-// 32 raw bytes of a page's SHA-256 chain hash, kept as four little-endian words so that it can be copied in and
-// out of shared memory word by word.
+// 32 raw bytes of a page's SHA-256 chain hash, kept as four little-endian words so that it can be copied in
+// and out of shared memory word by word.
 struct PrefixHash {
   std::array<std::uint64_t, 4> words{};
 
@@ -96,7 +98,8 @@ constexpr std::uint64_t align_up(std::uint64_t value, std::uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
 }
 
-// Compares two values of a growing 32-bit timeline: true when `reached` is at or past `target` (distance < 2^31).
+// Compares two values of a growing 32-bit timeline: true when `reached` is at or past `target` (distance <
+// 2^31).
 constexpr bool timeline_reached(std::uint32_t reached, std::uint32_t target) {
   return static_cast<std::int32_t>(reached - target) >= 0;
 }
@@ -105,5 +108,7 @@ constexpr bool timeline_reached(std::uint32_t reached, std::uint32_t target) {
 
 template <class Tag, class Rep, Rep None>
 struct std::hash<hicache::StrongId<Tag, Rep, None>> {
-  std::size_t operator()(hicache::StrongId<Tag, Rep, None> id) const noexcept { return std::hash<Rep>{}(id.value); }
+  std::size_t operator()(hicache::StrongId<Tag, Rep, None> id) const noexcept {
+    return std::hash<Rep>{}(id.value);
+  }
 };

@@ -1,9 +1,11 @@
 // The waiting ladder: spin, then yield, then park with a time-out, and the handshake that makes parking safe.
 //
-// SYNC park: the sleeper stores its "sleeping" word, fences (sequentially consistent), looks for work again, and only
-//   then sleeps. The producer publishes, fences (sequentially consistent), reads the word, and kicks a sleeper.
-//   One of the two sees the other. Weaker on either side: both could read the old value, and the sleeper would sleep
-//   through published work until its time-out. Such time-outs are counted as late_wakes and stay 0.
+// SYNC park: the sleeper stores its "sleeping" word, fences (sequentially consistent), looks for work again,
+// and only
+//   then sleeps. The producer publishes, fences (sequentially consistent), reads the word, and kicks a
+//   sleeper. One of the two sees the other. Weaker on either side: both could read the old value, and the
+//   sleeper would sleep through published work until its time-out. Such time-outs are counted as late_wakes
+//   and stay 0.
 #pragma once
 
 #include <sched.h>
@@ -17,9 +19,9 @@ namespace hicache {
 
 // Budgets of the ladder; see docs/configuration.md (`waiting`).
 struct WaitPolicy {
-  std::uint32_t spin_us = 0;     // busy-wait; 0 where clients may outnumber cores
+  std::uint32_t spin_us = 0;      // busy-wait; 0 where clients may outnumber cores
   std::uint32_t yield_us = 1000;  // then give the core away between looks
-  std::uint32_t park_ms = 50;    // then sleep, at most this long before looking again
+  std::uint32_t park_ms = 50;     // then sleep, at most this long before looking again
 };
 
 inline void cpu_relax() {
@@ -31,7 +33,9 @@ inline void cpu_relax() {
 }
 
 // The full fence of SYNC park.
-inline void park_fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void park_fence() {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
 
 // Steps through spin and yield; says when it is time to park. Not thread-safe, one per waiter.
 class WaitLadder {

@@ -53,6 +53,14 @@ class WireReader {
     }
     return std::string(reinterpret_cast<const char*>(bytes_.data() + at_ - n), n);
   }
+  // Fills `out`, with zeroes once failed.
+  void raw(std::span<std::uint8_t> out) {
+    if (take(out.size())) {
+      std::memcpy(out.data(), bytes_.data() + at_ - out.size(), out.size());
+    } else {
+      std::memset(out.data(), 0, out.size());
+    }
+  }
   // A count of elements that need at least `element_bytes` each: refused when the rest can't hold them.
   std::uint32_t count(std::uint32_t limit, std::size_t element_bytes) {
     const auto n = integer<std::uint32_t>();

@@ -14,9 +14,16 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 
 ClientTable::ClientTable(std::span<ClientEntry> entries) : entries_(entries), clients_(entries.size()) {
   for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+    ClientEntry& e = entries_[i];
     clients_[i].slot = ClientSlot{i};
-    entries_[i].group.store(kNone32, kRelaxed);
-    entries_[i].namespace_id.store(kNone32, kRelaxed);
+    clients_[i].generation = Generation{e.generation.load(kRelaxed)};
+    e.group.store(kNone32, kRelaxed);
+    e.namespace_id.store(kNone32, kRelaxed);
+    e.operations_in_flight.store(0, kRelaxed);
+    e.copies_in_flight.store(0, kRelaxed);
+    // Clients of an earlier daemon that still wait for their copies take this as the proof that they are
+    // over.
+    e.state.store(static_cast<std::uint32_t>(ClientState::free), std::memory_order_release);
   }
 }
 
@@ -45,9 +52,9 @@ Client* ClientTable::admit(const AttachRequest& request, std::uint64_t instance_
   client.submissions =
       RingConsumer<Submission>(reinterpret_cast<const RingEntry*>(base + request.geometry.sq_offset),
                                request.geometry.sq_entries, &client.header->sq_head);
-  client.completions = RingProducer<Completion>(reinterpret_cast<RingEntry*>(base + request.geometry.cq_offset),
-                                                request.geometry.cq_entries, &client.header->cq_head,
-                                                &client.header->cq_tail);
+  client.completions =
+      RingProducer<Completion>(reinterpret_cast<RingEntry*>(base + request.geometry.cq_offset),
+                               request.geometry.cq_entries, &client.header->cq_head, &client.header->cq_tail);
 
   ClientEntry& e = entries_[client.slot.value];
   e.generation.store(client.generation.value, kRelaxed);

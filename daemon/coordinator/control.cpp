@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "daemon/coordinator/coordinator_impl.hpp"
+#include "daemon/cuda/cuda_path.hpp"
 #include "shm/prefix_hash.hpp"
 
 namespace hicache::daemon {
@@ -23,11 +24,30 @@ auto get(const Atomic& a) {
 
 std::string_view name_of(GroupState state) {
   switch (state) {
-    case GroupState::free: return "free";
-    case GroupState::active: return "active";
-    case GroupState::broken: return "broken";
+    case GroupState::free:
+      return "free";
+    case GroupState::active:
+      return "active";
+    case GroupState::broken:
+      return "broken";
   }
   return "unknown";
+}
+
+json to_json(const CudaStatus& status, std::uint64_t pool_bytes) {
+  json gpus = json::array();
+  for (const GpuStatus& gpu : status.gpus) {
+    gpus.push_back({{"uuid", gpu.uuid},
+                    {"name", gpu.name},
+                    {"state", gpu.state},
+                    {"transfers", gpu.transfers},
+                    {"failed", gpu.failed},
+                    {"copies", gpu.copies},
+                    {"bytes_written", gpu.bytes_written},
+                    {"bytes_loaded", gpu.bytes_loaded}});
+  }
+  return {{"state", status.on ? "on" : "off"},   {"reason", status.reason},  {"pinning", status.pinning},
+          {"pinned_bytes", status.pinned_bytes}, {"pool_bytes", pool_bytes}, {"gpus", gpus}};
 }
 
 }  // namespace
@@ -53,12 +73,14 @@ std::uint32_t Coordinator::Impl::evict_namespace(NamespaceId ns) {
   return evicted;
 }
 
-void Coordinator::Impl::reload(const Config& next) { config = next; }
+void Coordinator::Impl::reload(const Config& next) {
+  config = next;
+}
 
 void Coordinator::Impl::control(ControlRequest& request) {
   const auto& args = request.arguments;
   const auto fail = [&](Status status, const std::string& text) {
-    request.answer(status, text_of({{"error", text}, {"status", to_string(status)}}));
+    request.answer(status, text_of(json{{"error", text}, {"status", to_string(status)}}));
   };
   const std::string command = args.empty() ? "" : args[0];
   note(FlightEvent::control, nullptr, Opcode::none, Status::ok, 0, 0, 0);
@@ -67,21 +89,23 @@ void Coordinator::Impl::control(ControlRequest& request) {
     for (std::uint32_t i = 0; i < kCounterCount; ++i) {
       counters[std::string(counter_name(static_cast<Counter>(i)))] = get(tables.counters[i]);
     }
-    const json answer{
-        {"name", config.name},
-        {"state", stopping.load(kRelaxed) ? "draining" : "ready"},
-        {"pid", get(tables.header->daemon_pid)},
-        {"instance_epoch", get(tables.header->instance_epoch)},
-        {"operation_sequence", get(tables.header->operation_sequence)},
-        {"pool", {{"bytes", pool_bytes},
-                  {"used_bytes", pages.slots().used_bytes()},
-                  {"segments", tables.segments.size()},
-                  {"assigned_segments", pages.slots().assigned_segments()},
-                  {"segment_bytes", config.pool.segment_bytes}}},
-        {"pages", {{"capacity", pages.capacity()},
-                   {"resident", pages.resident()},
-                   {"evictable_leaves", pages.evictable_count()}}},
-        {"counters", counters}};
+    const json answer{{"name", config.name},
+                      {"state", stopping.load(kRelaxed) ? "draining" : "ready"},
+                      {"pid", get(tables.header->daemon_pid)},
+                      {"instance_epoch", get(tables.header->instance_epoch)},
+                      {"operation_sequence", get(tables.header->operation_sequence)},
+                      {"pool",
+                       {{"bytes", pool_bytes},
+                        {"used_bytes", pages.slots().used_bytes()},
+                        {"segments", tables.segments.size()},
+                        {"assigned_segments", pages.slots().assigned_segments()},
+                        {"segment_bytes", config.pool.segment_bytes}}},
+                      {"pages",
+                       {{"capacity", pages.capacity()},
+                        {"resident", pages.resident()},
+                        {"evictable_leaves", pages.evictable_count()}}},
+                      {"cuda", to_json(cuda == nullptr ? CudaStatus{} : cuda->status(), pool_bytes)},
+                      {"counters", counters}};
     return request.answer(Status::ok, text_of(answer));
   }
   if (command == "ranks" && args.size() == 1) {
@@ -110,7 +134,7 @@ void Coordinator::Impl::control(ControlRequest& request) {
                       {"bytes_written", get(e.bytes_written)},
                       {"bytes_loaded", get(e.bytes_loaded)}});
     }
-    return request.answer(Status::ok, text_of({{"ranks", list}}));
+    return request.answer(Status::ok, text_of(json{{"ranks", list}}));
   }
   if (command == "namespaces" && args.size() == 1) {
     json list = json::array();
@@ -121,28 +145,29 @@ void Coordinator::Impl::control(ControlRequest& request) {
       const NamespaceEntry& e = tables.namespaces[i];
       list.push_back({{"namespace", i},
                       {"state", namespaces.retired(id) ? "retired" : "active"},
-                      {"model", ns.spec.model},
+                      {"model", ns.spec_known ? ns.spec.model : load_text(e.label)},
                       {"revision", ns.spec.revision},
+                      {"spec_known", ns.spec_known},
                       {"digest", to_hex(ns.digest)},
                       {"base_digest", to_hex(ns.base_digest)},
-                      {"weights_epoch", ns.spec.weights_epoch},
-                      {"shards", ns.spec.shards()},
-                      {"shard_bytes", ns.spec.shard_bytes()},
-                      {"slot_bytes", ns.spec.slot_bytes()},
-                      {"page_tokens", ns.spec.page_tokens},
+                      {"weights_epoch", get(e.weights_epoch)},
+                      {"shards", get(e.shards)},
+                      {"shard_bytes", get(e.shard_bytes)},
+                      {"slot_bytes", get(e.slot_bytes)},
+                      {"page_tokens", get(e.page_tokens)},
                       {"resident_pages", get(e.resident_pages)},
-                      {"resident_bytes", get(e.resident_pages) * ns.spec.slot_bytes()},
+                      {"resident_bytes", get(e.resident_pages) * get(e.slot_bytes)},
                       {"hits", get(e.hits)},
                       {"written", get(e.written)},
                       {"evicted", get(e.evicted)},
                       {"attached_clients", get(e.attached_clients)}});
     }
-    return request.answer(Status::ok, text_of({{"namespaces", list}}));
+    return request.answer(Status::ok, text_of(json{{"namespaces", list}}));
   }
   if (command == "clear" && args.size() == 1) {
     const auto scope = commit();
     const std::uint32_t evicted = evict_pages(kNone32);
-    return request.answer(Status::ok, text_of({{"evicted", evicted}, {"resident", pages.resident()}}));
+    return request.answer(Status::ok, text_of(json{{"evicted", evicted}, {"resident", pages.resident()}}));
   }
   if (command == "evict" && args.size() == 2) {
     std::uint32_t count = 0;
@@ -152,7 +177,28 @@ void Coordinator::Impl::control(ControlRequest& request) {
     }
     const auto scope = commit();
     const std::uint32_t evicted = evict_pages(count);
-    return request.answer(Status::ok, text_of({{"evicted", evicted}, {"resident", pages.resident()}}));
+    return request.answer(Status::ok, text_of(json{{"evicted", evicted}, {"resident", pages.resident()}}));
+  }
+  if (command == "evict-client" && args.size() == 2) {
+    std::uint32_t slot = 0;
+    const auto [end, error] = std::from_chars(args[1].data(), args[1].data() + args[1].size(), slot);
+    if (error != std::errc{} || end != args[1].data() + args[1].size()) {
+      return fail(Status::invalid_argument,
+                  "evict-client '" + args[1] + "': expected a client number, see 'ranks'");
+    }
+    if (slot >= clients.capacity() || clients.get(ClientSlot{slot}).state != ClientState::attached) {
+      return fail(Status::not_found,
+                  "evict-client " + args[1] + ": no client of that number is attached, see 'ranks'");
+    }
+    Client& client = clients.get(ClientSlot{slot});
+    const json answer{{"evicted_client", slot},
+                      {"pid", get(clients.entry(client).pid)},
+                      {"engine", groups.get(client.group).engine},
+                      {"tp_rank", client.tp_rank},
+                      {"copies_in_flight", client.copies_in_flight}};
+    // As if it had died: its copies in flight end first, then its pages and buffers are free.
+    lose(client, false);
+    return request.answer(Status::ok, text_of(answer));
   }
   if (command == "config" && args.size() == 1) return request.answer(Status::ok, config_to_json(config));
   if (command == "namespace" && args.size() == 3 && args[1] == "bump") {
@@ -167,16 +213,19 @@ void Coordinator::Impl::control(ControlRequest& request) {
         groups.set_namespace(group, successor);
         move_clients(group, successor);
       });
-      list.push_back({{"namespace", id.value},
-                      {"successor", successor.value},
-                      {"weights_epoch", namespaces.get(successor ? successor : id).spec.weights_epoch},
-                      {"evicted", evict_namespace(id)}});
+      list.push_back(
+          {{"namespace", id.value},
+           {"successor", successor.value},
+           {"weights_epoch", get(tables.namespaces[(successor ? successor : id).value].weights_epoch)},
+           {"evicted", evict_namespace(id)}});
     }
-    return request.answer(Status::ok, text_of({{"bumped", list}}));
+    return request.answer(Status::ok, text_of(json{{"bumped", list}}));
   }
   std::string text = "unknown command '";
   for (std::size_t i = 0; i < args.size(); ++i) text += (i ? " " : "") + args[i];
-  fail(Status::invalid_argument, text + "': expected status, ranks, namespaces, clear, evict N, config or namespace bump PREFIX");
+  fail(Status::invalid_argument, text +
+                                     "': expected status, ranks, namespaces, clear, evict N, evict-client N, "
+                                     "config or namespace bump PREFIX");
 }
 
 }  // namespace hicache::daemon

@@ -3,29 +3,80 @@
 #include <spdlog/spdlog.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <cassert>
 #include <cerrno>
 #include <system_error>
 
 #include "daemon/coordinator/coordinator_impl.hpp"
+#include "daemon/integrity/shard_checksums.hpp"
 #include "shm/clock.hpp"
 #include "shm/futex.hpp"
+#include "shm/prefix_hash.hpp"
 
 namespace hicache::daemon {
 namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
-constexpr std::uint32_t kEntriesPerTurn = 16;     // of one client before the next has its turn
+constexpr std::uint32_t kEntriesPerTurn = 16;       // of one client before the next has its turn
 constexpr std::uint32_t kBackgroundEvictions = 32;  // per turn, so that rings are not kept waiting
 constexpr std::uint64_t kInboxTag = ~0ull;
+
+// Compares every shard of the pages that would be kept; what differs is dropped with everything below it.
+void verify_all(const ShardChecksums& checksums, const Tables& t, PageSurvey& survey) {
+  std::vector<bool> dropped(t.pages.size());
+  std::erase_if(survey.keep, [&](PageId page) {
+    const PageEntry& e = t.pages[page.value];
+    const NamespaceEntry& ns = t.namespaces[e.namespace_id.load(kRelaxed)];
+    const std::uint32_t parent = e.parent.load(kRelaxed);
+    if (parent != kNone32 && dropped[parent]) {
+      ++survey.orphans;
+      dropped[page.value] = true;
+      return true;
+    }
+    const std::uint64_t offset = e.pool_offset.load(kRelaxed);
+    for (std::uint32_t shard = 0; shard < ns.shards.load(kRelaxed); ++shard) {
+      ++survey.shards_verified;
+      const PoolOffset place{offset + shard * ns.shard_stride.load(kRelaxed)};
+      if (checksums.matches(place, ns.shard_bytes.load(kRelaxed))) continue;
+      ++survey.wrong_checksums;
+      ++survey.inconsistent;
+      dropped[page.value] = true;
+      spdlog::error("page {} (key {}, pool offset {}) has a wrong checksum: dropped", page.value,
+                    to_hex(load_key(e)), place.value);
+      return true;
+    }
+    return false;
+  });
+}
+
+std::unique_ptr<PageSurvey> survey_for(const CoordinatorOptions& options) {
+  if (!options.takeover) return nullptr;
+  const Tables& t = options.tables;
+  const ConstTables view{t.header, t.config_text, t.namespaces, t.clients,  t.groups, t.segments, t.index,
+                         t.pages,  t.leases,      t.pin_chunks, t.counters, t.flight, t.checksums};
+  auto survey =
+      std::make_unique<PageSurvey>(survey_pages(view, options.pool_bytes, options.config.pool.segment_bytes));
+  if (options.checksums != nullptr && options.checksums->verifies_takeover())
+    verify_all(*options.checksums, t, *survey);
+  return survey;
+}
 }  // namespace
 
 Coordinator::Impl::Impl(const CoordinatorOptions& options)
-    : config(options.config), tables(options.tables), pool_bytes(options.pool_bytes),
-      policy(make_eviction_policy(options.config.eviction.policy)), stats(options.tables.counters),
-      pages(options.tables, options.config.pool.segment_bytes, *policy, stats),
-      namespaces(options.tables.namespaces, pages.slots()), leases(options.tables, pages, stats),
-      groups(options.tables.groups, namespaces), clients(options.tables.clients), recorder(options.tables.flight),
-      epoll(::epoll_create1(EPOLL_CLOEXEC)), fillers(options.tables.pages.size()) {
+    : config(options.config),
+      tables(options.tables),
+      pool_bytes(options.pool_bytes),
+      policy(make_eviction_policy(options.config.eviction.policy)),
+      survey(survey_for(options)),
+      stats(options.tables.counters),
+      pages(options.tables, options.config.pool.segment_bytes, *policy, stats, survey.get()),
+      namespaces(options.tables.namespaces, pages.slots(), survey ? &survey->namespaces : nullptr),
+      leases(options.tables, pages, stats),
+      groups(options.tables.groups, namespaces),
+      clients(options.tables.clients),
+      recorder(options.tables.flight),
+      epoll(::epoll_create1(EPOLL_CLOEXEC)),
+      fillers(options.tables.pages.size()) {
   if (!epoll.valid()) throw std::system_error(errno, std::generic_category(), "epoll_create1");
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
@@ -34,6 +85,28 @@ Coordinator::Impl::Impl(const CoordinatorOptions& options)
     throw std::system_error(errno, std::generic_category(), "epoll_ctl");
   }
   now_ns = monotonic_ns();
+  if (survey) finish_takeover();
+}
+
+// The tables have been rebuilt: what is left are the sequences that go on, and the account of what was kept.
+void Coordinator::Impl::finish_takeover() {
+  stats.set(Counter::attached_clients, 0);
+  stats.add(Counter::takeovers);
+  stats.add(Counter::pages_kept, survey->keep.size());
+  stats.add(Counter::pages_not_kept, survey->inconsistent + survey->orphans);
+  stats.add(Counter::aborted, survey->half_written);
+  stats.add(Counter::shards_verified, survey->shards_verified);
+  stats.add(Counter::checksum_mismatches, survey->wrong_checksums);
+  operation_sequence = tables.header->operation_sequence.load(kRelaxed);
+  for (const FlightRecord& r : tables.flight)
+    record_sequence = std::max(record_sequence, r.sequence.load(kRelaxed));
+  for (const std::string& finding : survey->findings) spdlog::warn("not kept: {}", finding);
+  spdlog::info(
+      "took the region over: {} of {} ready pages kept, {} inconsistent, {} without their prefix; {} "
+      "half-written "
+      "pages dropped",
+      survey->keep.size(), survey->ready, survey->inconsistent, survey->orphans, survey->half_written);
+  survey.reset();
 }
 
 void Coordinator::Impl::note(FlightEvent event, const Client* client, Opcode opcode, Status status,
@@ -55,8 +128,8 @@ void Coordinator::Impl::complete(Client& client, const Completion& completion) {
   if ((completion.flags & Completion::kPagesReturned) == 0) {
     assert(client.open_operations > 0);
     --client.open_operations;
-    note(FlightEvent::complete, &client, completion.opcode, completion.status, completion.lease, completion.user_data,
-         completion.written + completion.hits);
+    note(FlightEvent::complete, &client, completion.opcode, completion.status, completion.lease,
+         completion.user_data, completion.written + completion.hits);
     if (completion.status != Status::ok) {
       stats.add(Counter::operations_failed);
       bump(clients.entry(client).errors);
@@ -150,6 +223,8 @@ void Coordinator::Impl::handle(CoordinatorRequest& request) {
           control(r);
         } else if constexpr (std::is_same_v<T, ReloadRequest>) {
           reload(r.config);
+        } else if constexpr (std::is_same_v<T, UsablePoolRequest>) {
+          pages.slots().set_usable_bytes(r.bytes);
         } else {
           const auto found = transfers_in_flight.find(r.id.value);
           assert(found != transfers_in_flight.end());
@@ -200,7 +275,8 @@ bool Coordinator::Impl::work_waiting() {
 
 void Coordinator::Impl::sleep_until_kicked() {
   inbox.set_sleeping(true);
-  for (const ClientSlot slot : clients.attached()) clients.get(slot).header->daemon_sleeping.store(1, kRelaxed);
+  for (const ClientSlot slot : clients.attached())
+    clients.get(slot).header->daemon_sleeping.store(1, kRelaxed);
   park_fence();  // SYNC park
   if (!work_waiting()) {
     std::uint64_t timeout_ns = std::uint64_t{config.waiting.park_ms} * 1'000'000;
@@ -215,7 +291,8 @@ void Coordinator::Impl::sleep_until_kicked() {
     const std::uint64_t slept_at = monotonic_ns();
     const int n = ::epoll_wait(epoll.get(), events, 16, static_cast<int>((timeout_ns + 999'999) / 1'000'000));
     now_ns = monotonic_ns();
-    // Work without a kick after a whole park: the handshake failed. A kick in the last millisecond may just be late.
+    // Work without a kick after a whole park: the handshake failed. A kick in the last millisecond may just
+    // be late.
     if (n == 0 && now_ns - slept_at > 2'000'000 && work_waiting()) {
       ::sched_yield();
       if (::epoll_wait(epoll.get(), events, 16, 1) == 0 && work_waiting()) stats.add(Counter::late_wakes);
@@ -223,10 +300,13 @@ void Coordinator::Impl::sleep_until_kicked() {
     tables.header->heartbeat_ns.store(now_ns, kRelaxed);
   }
   inbox.set_sleeping(false);
-  for (const ClientSlot slot : clients.attached()) clients.get(slot).header->daemon_sleeping.store(0, kRelaxed);
+  for (const ClientSlot slot : clients.attached())
+    clients.get(slot).header->daemon_sleeping.store(0, kRelaxed);
 }
 
-bool Coordinator::Impl::drained() const { return transfers_in_flight.empty() && writes_in_flight.empty(); }
+bool Coordinator::Impl::drained() const {
+  return transfers_in_flight.empty() && writes_in_flight.empty();
+}
 
 void Coordinator::Impl::run() {
   WaitLadder ladder(config.waiting);
@@ -244,7 +324,8 @@ void Coordinator::Impl::run() {
     kick_waiting_clients();
     if (stopping.load(kRelaxed)) {
       if (tables.header->state.load(kRelaxed) == static_cast<std::uint32_t>(RegionState::ready)) {
-        tables.header->state.store(static_cast<std::uint32_t>(RegionState::draining), std::memory_order_release);
+        tables.header->state.store(static_cast<std::uint32_t>(RegionState::draining),
+                                   std::memory_order_release);
       }
       if (drained() || monotonic_ns() >= stop_deadline_ns.load(kRelaxed)) break;
     }
@@ -260,7 +341,8 @@ void Coordinator::Impl::run() {
   }
   for (const ClientSlot slot : clients.attached()) {
     Client& client = clients.get(slot);
-    client.header->session_ended.store(1, std::memory_order_release);  // pairs with the client's acquire in state()
+    client.header->session_ended.store(
+        1, std::memory_order_release);  // pairs with the client's acquire in state()
     bump(client.header->cq_wake);
     futex_wake_all(&client.header->cq_wake);
   }
@@ -269,9 +351,18 @@ void Coordinator::Impl::run() {
 
 Coordinator::Coordinator(const CoordinatorOptions& options) : impl_(std::make_unique<Impl>(options)) {}
 Coordinator::~Coordinator() = default;
-void Coordinator::set_transfers(TransferEngine* transfers) { impl_->transfers = transfers; }
-void Coordinator::post(CoordinatorRequest request) { impl_->inbox.post(std::move(request)); }
-void Coordinator::run() { impl_->run(); }
+void Coordinator::set_transfers(Transfers* transfers) {
+  impl_->transfers = transfers;
+}
+void Coordinator::set_cuda(const CudaPath* cuda) {
+  impl_->cuda = cuda;
+}
+void Coordinator::post(CoordinatorRequest request) {
+  impl_->inbox.post(std::move(request));
+}
+void Coordinator::run() {
+  impl_->run();
+}
 void Coordinator::stop(std::uint32_t drain_ms) {
   impl_->stop_deadline_ns.store(monotonic_ns() + std::uint64_t{drain_ms} * 1'000'000, kRelaxed);
   impl_->stopping.store(true, std::memory_order_release);

@@ -1,5 +1,6 @@
-// The coordinator: the one thread that decides. Only it writes the index, the page table and every other table of the
-// control region. It serves the clients' rings in turn and takes requests from the other threads.
+// The coordinator: the one thread that decides. Only it writes the index, the page table and every other
+// table of the control region. It serves the clients' rings in turn and takes requests from the other
+// threads.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +14,16 @@
 
 namespace hicache::daemon {
 
+class CudaPath;
+class ShardChecksums;
+
 struct CoordinatorOptions {
   Config config;
-  Tables tables;        // of a region whose header is complete; the tables are zeroed
+  Tables tables;          // of a region whose header is complete
+  bool takeover = false;  // the tables are an earlier daemon's; otherwise they are zeroed
   std::uint64_t pool_bytes = 0;
+  const ShardChecksums* checksums =
+      nullptr;  // with verify: full, what a takeover compares; nullptr = nothing
 };
 
 class Coordinator {
@@ -27,12 +34,15 @@ class Coordinator {
   Coordinator& operator=(const Coordinator&) = delete;
 
   // Where copies go. Must be set before run(); outlives the coordinator's thread.
-  void set_transfers(TransferEngine* transfers);
+  void set_transfers(Transfers* transfers);
+  // What `status` tells of CUDA; may be left out. As for set_transfers.
+  void set_cuda(const CudaPath* cuda);
 
   // Hands a request over; never blocks, from any thread.
   void post(CoordinatorRequest request);
 
-  // The coordinator's thread body: returns after stop(), once the operations in flight have ended or drain_ms passed.
+  // The coordinator's thread body: returns after stop(), once the operations in flight have ended or drain_ms
+  // passed.
   void run();
   // Asks run() to drain: no new operations, those in flight end first. From any thread.
   void stop(std::uint32_t drain_ms);

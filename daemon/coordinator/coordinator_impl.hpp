@@ -48,6 +48,7 @@ struct TransferOwner {
 
 struct Coordinator::Impl {
   explicit Impl(const CoordinatorOptions& options);
+  void finish_takeover();
 
   // --- coordinator.cpp
   void run();
@@ -70,15 +71,18 @@ struct Coordinator::Impl {
   void execute_reserve(Client& client, const Submission& submission, std::uint64_t sequence);
   void execute_load(Client& client, const Submission& submission, std::uint64_t sequence);
   void execute_release(Client& client, const Submission& submission, std::uint64_t sequence);
+  void execute_agree(Client& client, const Submission& submission, std::uint64_t sequence);
   void answer(Client& client, const Submission& submission, std::uint64_t sequence, Status status);
   Result<Lease*> lease_for(const Client& client, LeaseId id);
   void poison(Lease& lease);
   void try_close(Lease& lease);
   void close_finished_leases();
   void finish_load(const TransferDone& done, TransferOwner& owner);
+  void quarantine(PageId page);
   [[nodiscard]] std::uint64_t deadline_of(const Submission& submission) const;
   // Copies a list of device pages out of the arena, once. False when one is not among the rank's pages.
-  bool read_device_pages(const Client& client, const Submission& submission, std::vector<DevicePage>& out) const;
+  bool read_device_pages(const Client& client, const Submission& submission,
+                         std::vector<DevicePage>& out) const;
 
   // --- writes.cpp
   void execute_write(Client& client, const Submission& submission, std::uint64_t sequence);
@@ -121,6 +125,7 @@ struct Coordinator::Impl {
   Tables tables;
   std::uint64_t pool_bytes;
   std::unique_ptr<EvictionPolicy> policy;
+  std::unique_ptr<PageSurvey> survey;  // of a takeover; gone once everything has been rebuilt
   Stats stats;
   PageTable pages;
   NamespaceTable namespaces;
@@ -129,7 +134,8 @@ struct Coordinator::Impl {
   ClientTable clients;
   FlightRecorder recorder;
   Inbox inbox;
-  TransferEngine* transfers = nullptr;
+  Transfers* transfers = nullptr;
+  const CudaPath* cuda = nullptr;
   UniqueFd epoll;
 
   std::uint32_t commit_depth = 0;
@@ -148,7 +154,7 @@ struct Coordinator::Impl {
   DeadlineQueue deadlines;
   std::vector<ClientSlot> new_completions;
   std::vector<LeaseId> maybe_finished;  // a write of theirs ended on behalf of another lease
-  std::size_t next_client = 0;  // fairness: where the next turn starts
+  std::size_t next_client = 0;          // fairness: where the next turn starts
   bool evicting_in_background = false;
   std::vector<CoordinatorRequest> taken;  // reused
   std::vector<PageId> scratch_pages;

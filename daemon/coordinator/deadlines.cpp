@@ -26,7 +26,8 @@ void Coordinator::Impl::expire(std::uint64_t at_ns) {
   }
 }
 
-// The transfer engine ends loads that have not started by themselves; here end those whose copy is still running.
+// The transfer engine ends loads that have not started by themselves; here end those whose copy is still
+// running.
 void Coordinator::Impl::expire_load(std::uint64_t transfer) {
   const auto found = transfers_in_flight.find(transfer);
   if (found == transfers_in_flight.end() || found->second.load.answered) return;

@@ -16,12 +16,38 @@ SequenceWindow::Found SequenceWindow::look_up(std::uint64_t sequence) const {
 }
 
 void SequenceWindow::open(std::uint64_t sequence, LeaseId lease) {
-  slots_[sequence % kGroupSequenceWindow] = Slot{sequence, lease};
+  slots_[sequence % kGroupSequenceWindow] = Slot{sequence, lease, false};
 }
 
-void SequenceWindow::end(std::uint64_t sequence) {
+void SequenceWindow::end(std::uint64_t sequence, bool loads_failed) {
   Slot& slot = slots_[sequence % kGroupSequenceWindow];
-  if (slot.sequence == sequence) slot.lease = LeaseId{};
+  if (slot.sequence != sequence) return;
+  slot.lease = LeaseId{};
+  slot.loads_failed = loads_failed;
+}
+
+SequenceWindow::Progress SequenceWindow::progress(std::uint64_t from) const {
+  Progress at{from, false};
+  while (!at.failed && slot(at.sequence + 1).sequence == at.sequence + 1 && !slot(at.sequence + 1).lease) {
+    ++at.sequence;
+    at.failed = slot(at.sequence).loads_failed;
+  }
+  return at;
+}
+
+Result<SequenceWindow::Progress> AgreementWindow::agree(std::uint64_t number, std::uint64_t rank_bit,
+                                                        std::uint64_t all_ranks,
+                                                        const SequenceWindow& sequences) {
+  Slot& slot = slots_[number % kAgreementWindow];
+  if (slot.number > number) return Error{Status::stale_generation, "", 0};
+  if (slot.number < number) {
+    if (slot.number != 0 && slot.asked != all_ranks) return Error{Status::again, "", 0};
+    last_ = sequences.progress(last_.sequence);
+    slot = Slot{number, 0, last_};
+  }
+  if ((slot.asked & rank_bit) != 0) return Error{Status::exists, "", 0};
+  slot.asked |= rank_bit;
+  return slot.answer;
 }
 
 bool Group::empty() const {
@@ -31,14 +57,19 @@ bool Group::empty() const {
 GroupTable::GroupTable(std::span<GroupEntry> entries, NamespaceTable& namespaces)
     : entries_(entries), namespaces_(namespaces), groups_(entries.size()) {
   for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+    GroupEntry& e = entries_[i];
     groups_[i].slot = GroupSlot{i};
-    entries_[i].scheduler.store(kNone32, kRelaxed);
-    entries_[i].namespace_id.store(kNone32, kRelaxed);
+    groups_[i].generation = Generation{e.generation.load(kRelaxed)};
+    e.state.store(static_cast<std::uint32_t>(GroupState::free), kRelaxed);
+    e.scheduler.store(kNone32, kRelaxed);
+    e.namespace_id.store(kNone32, kRelaxed);
+    e.members_attached.store(0, kRelaxed);
+    e.leases.store(0, kRelaxed);
   }
 }
 
-Group* GroupTable::find_or_create(const std::string& engine, const PrefixHash& base_digest, std::uint64_t spec_epoch,
-                                  NamespaceId ns, std::uint32_t tp_size) {
+Group* GroupTable::find_or_create(const std::string& engine, const PrefixHash& base_digest,
+                                  std::uint64_t spec_epoch, NamespaceId ns, std::uint32_t tp_size) {
   Group* free_group = nullptr;
   for (Group& group : groups_) {
     if (group.state == GroupState::free && free_group == nullptr) free_group = &group;
@@ -60,6 +91,7 @@ Group* GroupTable::find_or_create(const std::string& engine, const PrefixHash& b
   group.scheduler = ClientSlot::none();
   group.leases = 0;
   group.sequences = {};
+  group.agreements = {};
   group.state = GroupState::active;
   GroupEntry& e = entries_[group.slot.value];
   e.generation.store(group.generation.value, kRelaxed);

@@ -12,6 +12,7 @@
 #include "shm/namespace_spec.hpp"
 #include "shm/protocol.hpp"
 #include "shm/region.hpp"
+#include "shm/status.hpp"
 
 namespace hicache::daemon {
 
@@ -26,14 +27,45 @@ class SequenceWindow {
   [[nodiscard]] Found look_up(std::uint64_t sequence) const;
   // Precondition: look_up said fresh.
   void open(std::uint64_t sequence, LeaseId lease);
-  void end(std::uint64_t sequence);
+  void end(std::uint64_t sequence, bool loads_failed);
+
+  // How far the group may go on: past every sequence that has ended, counted from 1 without a gap, but not
+  // beyond the first one with a failed load after `from`.
+  struct Progress {
+    std::uint64_t sequence = 0;
+    bool failed = false;
+  };
+  [[nodiscard]] Progress progress(std::uint64_t from) const;
 
  private:
   struct Slot {
     std::uint64_t sequence = 0;
     LeaseId lease;  // none = ended
+    bool loads_failed = false;
   };
+  [[nodiscard]] const Slot& slot(std::uint64_t sequence) const {
+    return slots_[sequence % kGroupSequenceWindow];
+  }
   std::vector<Slot> slots_ = std::vector<Slot>(kGroupSequenceWindow);
+};
+
+// The agreements of a group: the first rank that asks for one decides it, the others get the same answer, and
+// nobody waits for anybody.
+class AgreementWindow {
+ public:
+  // Answer to agreement `number` for a rank. again while a rank has not asked for the one that many before
+  // it; stale_generation for an older number, exists when this rank has asked for it already.
+  Result<SequenceWindow::Progress> agree(std::uint64_t number, std::uint64_t rank_bit,
+                                         std::uint64_t all_ranks, const SequenceWindow& sequences);
+
+ private:
+  struct Slot {
+    std::uint64_t number = 0;
+    std::uint64_t asked = 0;  // by rank
+    SequenceWindow::Progress answer;
+  };
+  std::vector<Slot> slots_ = std::vector<Slot>(kAgreementWindow);
+  SequenceWindow::Progress last_;
 };
 
 struct Group {
@@ -41,14 +73,15 @@ struct Group {
   Generation generation;
   GroupState state = GroupState::free;
   std::string engine;
-  PrefixHash base_digest;   // of the namespace: survives a bump of the weights epoch
+  PrefixHash base_digest;        // of the namespace: survives a bump of the weights epoch
   std::uint64_t spec_epoch = 0;  // weights epoch the engine asked for
-  NamespaceId namespace_id;  // new leases use it; changes with a bump
+  NamespaceId namespace_id;      // new leases use it; changes with a bump
   std::uint32_t tp_size = 1;
   std::vector<ClientSlot> members;  // by tp rank, none = not attached
   ClientSlot scheduler;
   std::uint32_t leases = 0;
   std::array<SequenceWindow, 2> sequences;  // of the ranks, of the scheduler
+  AgreementWindow agreements;               // of the ranks
 
   [[nodiscard]] std::uint64_t all_ranks() const { return tp_size == 64 ? ~0ull : (1ull << tp_size) - 1; }
   [[nodiscard]] bool empty() const;

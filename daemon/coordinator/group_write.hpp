@@ -1,17 +1,19 @@
-// A write operation of a TP group: one decision about a range of a request's pages, and the ranks that take part.
+// A write operation of a TP group: one decision about a range of a request's pages, and the ranks that take
+// part.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "daemon/transfer/transfer_engine.hpp"
+#include "daemon/transfer/transfers.hpp"
 #include "shm/page_word.hpp"
 #include "shm/status.hpp"
 #include "shm/types.hpp"
 
 namespace hicache::daemon {
 
-// One page of the range. status: ok once published, exists / busy / dropped as decided, again while it is being filled.
+// One page of the range. status: ok once published, exists / busy / dropped as decided, again while it is
+// being filled.
 struct WritePage {
   PageId page;  // only pages that this operation allocated
   Status status = Status::again;
@@ -20,9 +22,9 @@ struct WritePage {
 // A rank that posted the operation.
 struct WriteParticipant {
   bool posted = false;
-  bool answered = false;      // its terminal completion has been sent
-  bool copying = false;       // its transfer has not ended
-  bool owes_pages = false;    // answered with kPagesBusy: kPagesReturned is due when the copy ends
+  bool answered = false;    // its terminal completion has been sent
+  bool copying = false;     // its transfer has not ended
+  bool owes_pages = false;  // answered with kPagesBusy: kPagesReturned is due when the copy ends
   ClientSlot client;
   Generation client_generation;
   std::uint64_t user_data = 0;
@@ -42,8 +44,8 @@ struct GroupWrite {
   std::uint32_t copying = 0;            // transfers in flight
   bool ended = false;                   // terminal: every posted rank has been answered
   Status end_status = Status::ok;
-  std::uint64_t number = 0;             // finds it again from a deadline or a transfer
-  std::vector<PageId> aborting;         // given-up pages whose slots a copy may still touch
+  std::uint64_t number = 0;      // finds it again from a deadline or a transfer
+  std::vector<PageId> aborting;  // given-up pages whose slots a copy may still touch
   std::uint32_t written = 0;
   std::uint32_t present = 0;
   std::uint32_t filling = 0;

@@ -1,4 +1,5 @@
-// The coordinator's inbox: requests from other threads of the daemon, and the kick that wakes a sleeping coordinator.
+// The coordinator's inbox: requests from other threads of the daemon, and the kick that wakes a sleeping
+// coordinator.
 #pragma once
 
 #include <sys/eventfd.h>

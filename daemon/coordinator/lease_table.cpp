@@ -8,19 +8,33 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 }
 
 LeaseTable::LeaseTable(const Tables& tables, PageTable& pages, Stats& stats)
-    : entries_(tables.leases), chunks_(tables.pin_chunks), pages_(pages), stats_(stats), leases_(tables.leases.size()) {
+    : entries_(tables.leases),
+      chunks_(tables.pin_chunks),
+      pages_(pages),
+      stats_(stats),
+      leases_(tables.leases.size()) {
   for (std::uint32_t i = static_cast<std::uint32_t>(entries_.size()); i-- > 0;) {
-    entries_[i].first_chunk.store(kNone32, kRelaxed);
-    entries_[i].group.store(kNone32, kRelaxed);
-    entries_[i].namespace_id.store(kNone32, kRelaxed);
+    // Leases do not outlive a daemon; their generations do, so that no old id fits a new lease.
+    LeaseEntry& e = entries_[i];
+    e.state.store(static_cast<std::uint32_t>(LeaseState::free), kRelaxed);
+    e.first_chunk.store(kNone32, kRelaxed);
+    e.group.store(kNone32, kRelaxed);
+    e.namespace_id.store(kNone32, kRelaxed);
+    e.holders.store(0, kRelaxed);
+    e.pages.store(0, kRelaxed);
+    e.hits.store(0, kRelaxed);
+    e.pins.store(0, kRelaxed);
+    leases_[i].generation = Generation{e.generation.load(kRelaxed)};
     leases_[i].slot = LeaseSlot{i};
     free_leases_.push_back(i);
   }
   for (std::uint32_t i = static_cast<std::uint32_t>(chunks_.size()); i-- > 0;) {
     chunks_[i].next.store(kNone32, kRelaxed);
     chunks_[i].lease.store(kNone32, kRelaxed);
+    chunks_[i].count.store(0, kRelaxed);
     free_chunks_.push_back(i);
   }
+  stats_.set(Counter::live_leases, 0);
 }
 
 Lease* LeaseTable::open(GroupSlot group, NamespaceId ns, std::uint64_t sequence, std::uint64_t holders,
@@ -41,6 +55,7 @@ Lease* LeaseTable::open(GroupSlot group, NamespaceId ns, std::uint64_t sequence,
   lease.hits = 0;
   lease.writes.clear();
   lease.loads_in_flight = 0;
+  lease.loads_failed = false;
   lease.counts_as_use = true;
   LeaseEntry& e = entries_[slot];
   e.generation.store(lease.generation.value, kRelaxed);

@@ -1,5 +1,5 @@
-// Leases: which pages a request of a group holds. Pins in page words are made and undone only through here, so that
-// every pin has an owner that can be found after a death.
+// Leases: which pages a request of a group holds. Pins in page words are made and undone only through here,
+// so that every pin has an owner that can be found after a death.
 //
 // Thread safety: none; the coordinator's own.
 #pragma once
@@ -29,6 +29,7 @@ struct Lease {
   std::uint32_t hits = 0;
   std::vector<std::unique_ptr<GroupWrite>> writes;
   std::uint32_t loads_in_flight = 0;
+  bool loads_failed = false;  // a rank's load did not end well
   bool counts_as_use = true;  // false once the group broke or diverged: its request was not one
 
   [[nodiscard]] LeaseId id() const { return LeaseId{slot, generation}; }

@@ -25,8 +25,8 @@ void Coordinator::Impl::attach(AttachRequest& request) {
                                                 ": a channel is for ranks and schedulers");
   }
   if (hello.engine.empty() || hello.engine.size() > 63) {
-    return refuse(Status::invalid_argument, "engine has " + std::to_string(hello.engine.size()) +
-                                                " bytes, expected 1 to 63");
+    return refuse(Status::invalid_argument,
+                  "engine has " + std::to_string(hello.engine.size()) + " bytes, expected 1 to 63");
   }
   if (hello.role == Role::rank && hello.tp_rank >= hello.spec.tp_size) {
     return refuse(Status::invalid_argument, "tp_rank " + std::to_string(hello.tp_rank) + " of tp_size " +
@@ -81,8 +81,10 @@ void Coordinator::Impl::buffers(BuffersRequest& request) {
   if (client == nullptr || client->state != ClientState::attached) {
     return request.answer(Status::stale_generation, "the session has ended");
   }
-  if (client->role != Role::rank) return request.answer(Status::not_permitted, "only ranks have device buffers");
-  if (client->memory != nullptr) return request.answer(Status::exists, "device buffers are registered already");
+  if (client->role != Role::rank)
+    return request.answer(Status::not_permitted, "only ranks have device buffers");
+  if (client->memory != nullptr)
+    return request.answer(Status::exists, "device buffers are registered already");
   client->memory = request.memory;
   clients.entry(*client).device_pages.store(request.memory->geometry.pages, kRelaxed);
   request.answer(Status::ok, "");
@@ -97,7 +99,8 @@ void Coordinator::Impl::gone(const GoneRequest& request) {
 // A client that breaks the ring protocol hurts only itself: it is cut off as if it had died.
 void Coordinator::Impl::fence(Client& client) {
   spdlog::warn("client {} generation {} broke the ring protocol: completion head {} against tail {}; fenced",
-               client.slot.value, client.generation.value, client.completions.head_seen(), client.completions.tail());
+               client.slot.value, client.generation.value, client.completions.head_seen(),
+               client.completions.tail());
   stats.add(Counter::fenced_clients);
   lose(client, false);
 }
@@ -108,10 +111,12 @@ void Coordinator::Impl::lose(Client& client, bool orderly) {
   note(orderly ? FlightEvent::detach : FlightEvent::lost, &client, Opcode::none, Status::ok, 0, 0, 0);
   if (!orderly) stats.add(Counter::lost_clients);
   stats.sub(Counter::attached_clients);
-  // Fence first: from here on nothing of this client is executed, and its late messages carry an old generation.
+  // Fence first: from here on nothing of this client is executed, and its late messages carry an old
+  // generation.
   clients.set_state(client, ClientState::dying);
   ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, client.kick->get(), nullptr);
-  client.header->session_ended.store(1, std::memory_order_release);  // pairs with the client's acquire in state()
+  client.header->session_ended.store(
+      1, std::memory_order_release);  // pairs with the client's acquire in state()
   bump(client.header->cq_wake);
   futex_wake_all(&client.header->cq_wake);
   transfers->cancel_client(client.slot, client.generation);

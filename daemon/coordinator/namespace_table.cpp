@@ -1,5 +1,6 @@
 #include "daemon/coordinator/namespace_table.hpp"
 
+#include <algorithm>
 #include <cassert>
 
 #include "shm/prefix_hash.hpp"
@@ -11,10 +12,51 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 void store_hash(A64 (&field)[4], const PrefixHash& hash) {
   for (std::size_t i = 0; i < 4; ++i) field[i].store(hash.words[i], kRelaxed);
 }
+PrefixHash load_hash(const A64 (&field)[4]) {
+  PrefixHash hash;
+  for (std::size_t i = 0; i < 4; ++i) hash.words[i] = field[i].load(kRelaxed);
+  return hash;
+}
 }  // namespace
 
-NamespaceTable::NamespaceTable(std::span<NamespaceEntry> entries, SlotAllocator& slots)
-    : entries_(entries), slots_(slots), namespaces_(entries.size()), holds_(entries.size()) {}
+NamespaceTable::NamespaceTable(std::span<NamespaceEntry> entries, SlotAllocator& slots,
+                               const std::vector<bool>* sound)
+    : entries_(entries), slots_(slots), namespaces_(entries.size()), holds_(entries.size()) {
+  for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+    if (sound != nullptr && (*sound)[i]) {
+      take_over(NamespaceId{i});
+    } else {
+      entries_[i].state.store(static_cast<std::uint32_t>(NamespaceState::free), kRelaxed);
+    }
+  }
+}
+
+// Only digests and sizes survive a daemon. The spec comes back with the first engine that has the digest.
+void NamespaceTable::take_over(NamespaceId id) {
+  NamespaceEntry& e = entries_[id.value];
+  Namespace ns;
+  ns.id = id;
+  ns.digest = load_hash(e.digest);
+  ns.base_digest = load_hash(e.base_digest);
+  ns.size_class = slots_.class_for(e.slot_bytes.load(kRelaxed));
+  ns.spec_known = false;
+  e.size_class.store(ns.size_class.value, kRelaxed);
+  e.attached_clients.store(0, kRelaxed);
+  if (e.successor.load(kRelaxed) >= entries_.size()) e.successor.store(kNone32, kRelaxed);
+  if (const std::uint64_t bumps = e.bumps.load(kRelaxed); bumps > 0) {
+    std::uint64_t& known = bumps_[ns.base_digest];
+    known = std::max(known, bumps);
+  }
+  namespaces_[id.value] = std::move(ns);
+}
+
+bool NamespaceTable::agrees(NamespaceId id, const NamespaceSpec& spec) const {
+  const NamespaceEntry& e = entries_[id.value];
+  return e.shard_bytes.load(kRelaxed) == spec.shard_bytes() &&
+         e.shard_stride.load(kRelaxed) == spec.shard_stride() &&
+         e.slot_bytes.load(kRelaxed) == spec.slot_bytes() && e.shards.load(kRelaxed) == spec.shards() &&
+         e.page_tokens.load(kRelaxed) == spec.page_tokens && e.layers.load(kRelaxed) == spec.layers;
+}
 
 std::optional<NamespaceId> NamespaceTable::free_entry() {
   for (int round = 0; round < 3; ++round) {
@@ -31,21 +73,33 @@ Result<NamespaceId> NamespaceTable::find_or_create(NamespaceSpec spec) {
   if (const auto found = bumps_.find(base); found != bumps_.end()) spec.weights_epoch += found->second;
   const PrefixHash digest = spec.digest();
   for (std::uint32_t i = 0; i < namespaces_.size(); ++i) {
-    if (namespaces_[i] && namespaces_[i]->digest == digest && !retired(NamespaceId{i})) return NamespaceId{i};
+    if (!namespaces_[i] || namespaces_[i]->digest != digest || retired(NamespaceId{i})) continue;
+    if (!namespaces_[i]->spec_known) {
+      if (!agrees(NamespaceId{i}, spec)) {
+        // A damaged entry: nothing of it may be served under this digest.
+        entries_[i].state.store(static_cast<std::uint32_t>(NamespaceState::retired),
+                                std::memory_order_release);
+        continue;
+      }
+      namespaces_[i]->spec = spec;
+      namespaces_[i]->spec_known = true;
+    }
+    return NamespaceId{i};
   }
   const SizeClassId size_class = slots_.class_for(spec.slot_bytes());
   if (!size_class) {
     return Error{Status::too_large,
-                 "a page of " + std::to_string(spec.slot_bytes()) + " bytes (" + std::to_string(spec.shards()) +
-                     " shards) is larger than the pool or than 1 GiB",
+                 "a page of " + std::to_string(spec.slot_bytes()) + " bytes (" +
+                     std::to_string(spec.shards()) + " shards) is larger than the pool or than 1 GiB",
                  0};
   }
   const auto id = free_entry();
   if (!id) {
-    return Error{Status::again,
-                 "all " + std::to_string(namespaces_.size()) + " namespaces are in use: raise limits.namespaces", 0};
+    return Error{
+        Status::again,
+        "all " + std::to_string(namespaces_.size()) + " namespaces are in use: raise limits.namespaces", 0};
   }
-  Namespace ns{*id, spec, digest, base, size_class};
+  Namespace ns{*id, spec, digest, base, size_class, true};
   NamespaceEntry& e = entries_[id->value];
   e.successor.store(kNone32, kRelaxed);
   store_hash(e.digest, digest);
@@ -63,6 +117,8 @@ Result<NamespaceId> NamespaceTable::find_or_create(NamespaceSpec spec) {
   e.written.store(0, kRelaxed);
   e.evicted.store(0, kRelaxed);
   e.attached_clients.store(0, kRelaxed);
+  const auto bumped = bumps_.find(base);
+  e.bumps.store(bumped == bumps_.end() ? 0 : static_cast<std::uint32_t>(bumped->second), kRelaxed);
   store_text(e.label, spec.revision.empty() ? spec.model : spec.model + "@" + spec.revision);
   e.state.store(static_cast<std::uint32_t>(NamespaceState::active), std::memory_order_release);
   namespaces_[id->value] = std::move(ns);
@@ -76,17 +132,20 @@ Result<std::vector<NamespaceId>> NamespaceTable::bump(const std::string& hex_pre
   }
   std::vector<NamespaceId> matched;
   for (std::uint32_t i = 0; i < namespaces_.size(); ++i) {
-    if (namespaces_[i] && !retired(NamespaceId{i}) && to_hex(namespaces_[i]->base_digest).starts_with(hex_prefix)) {
+    if (namespaces_[i] && !retired(NamespaceId{i}) &&
+        to_hex(namespaces_[i]->base_digest).starts_with(hex_prefix)) {
       matched.push_back(NamespaceId{i});
     }
   }
   if (matched.empty()) {
-    return Error{Status::not_found, "no namespace has a base digest that starts with '" + hex_prefix + "'", 0};
+    return Error{Status::not_found, "no namespace has a base digest that starts with '" + hex_prefix + "'",
+                 0};
   }
   const PrefixHash base = get(matched.front()).base_digest;
   for (const NamespaceId id : matched) {
     if (get(id).base_digest != base) {
-      return Error{Status::invalid_argument, "'" + hex_prefix + "' names several namespaces: give more digits", 0};
+      return Error{Status::invalid_argument,
+                   "'" + hex_prefix + "' names several namespaces: give more digits", 0};
     }
   }
   const auto set_state = [&](NamespaceState state) {
@@ -101,6 +160,11 @@ Result<std::vector<NamespaceId>> NamespaceTable::bump(const std::string& hex_pre
   std::vector<NamespaceId> successors;
   Error failure;
   for (const NamespaceId id : matched) {
+    // No engine has attached since the takeover: the first one makes the successor.
+    if (!get(id).spec_known) {
+      successors.push_back(NamespaceId::none());
+      continue;
+    }
     // Engines of one model may have started with different epochs: each gets the successor of its own.
     NamespaceSpec next = get(id).spec;
     next.weights_epoch = next.weights_epoch + 1 - bumps_[base];  // find_or_create adds the bumps again
@@ -113,15 +177,21 @@ Result<std::vector<NamespaceId>> NamespaceTable::bump(const std::string& hex_pre
     successors.push_back(*successor);
   }
   for (const NamespaceId id : matched) drop(id);
-  for (const NamespaceId id : successors) drop(id);
+  for (const NamespaceId id : successors) {
+    if (id) drop(id);
+  }
   if (successors.size() == matched.size()) {
     for (std::size_t i = 0; i < matched.size(); ++i) {
+      // A restart must not forget the bump, even where no successor was made.
+      entries_[matched[i].value].bumps.store(static_cast<std::uint32_t>(bumps_[base]), kRelaxed);
       entries_[matched[i].value].successor.store(successors[i].value, std::memory_order_release);
     }
     return matched;
   }
   // All or nothing: an engine that stayed behind would go on with pages of the old weights.
-  for (const NamespaceId id : successors) free(id);
+  for (const NamespaceId id : successors) {
+    if (id) free(id);
+  }
   set_state(NamespaceState::active);
   --bumps_[base];
   return failure;

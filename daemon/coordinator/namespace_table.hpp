@@ -1,5 +1,5 @@
-// Namespaces: one entry per digest. A namespace stays while it has pages, or a group or lease holds it; a bump of its weights epoch
-// retires it and makes a successor that clients follow by themselves.
+// Namespaces: one entry per digest. A namespace stays while it has pages, or a group or lease holds it; a
+// bump of its weights epoch retires it and makes a successor that clients follow by themselves.
 //
 // Thread safety: none; the coordinator's own.
 #pragma once
@@ -23,14 +23,18 @@ struct Namespace {
   PrefixHash digest;
   PrefixHash base_digest;
   SizeClassId size_class;
+  bool spec_known =
+      true;  // false after a takeover, until an engine brings the spec that the digest stands for
 };
 
 class NamespaceTable {
  public:
-  NamespaceTable(std::span<NamespaceEntry> entries, SlotAllocator& slots);
+  // `sound`: entries of an earlier daemon to take over, by NamespaceId; nullptr = start empty.
+  NamespaceTable(std::span<NamespaceEntry> entries, SlotAllocator& slots,
+                 const std::vector<bool>* sound = nullptr);
 
-  // The namespace of a spec, made on first use. The weights epoch in force is the spec's plus the bumps of this
-  // daemon. again when the table is full, too_large when a page of it does not fit the pool.
+  // The namespace of a spec, made on first use. The weights epoch in force is the spec's plus the bumps of
+  // this daemon. again when the table is full, too_large when a page of it does not fit the pool.
   Result<NamespaceId> find_or_create(NamespaceSpec spec);
   [[nodiscard]] const Namespace& get(NamespaceId id) const { return *namespaces_[id.value]; }
   [[nodiscard]] bool known(NamespaceId id) const {
@@ -51,7 +55,8 @@ class NamespaceTable {
   void hold(NamespaceId id) { ++holds_[id.value]; }
   void drop(NamespaceId id);
 
-  // Frees entries that nobody holds and that have no pages: retired ones always, active ones when room is needed.
+  // Frees entries that nobody holds and that have no pages: retired ones always, active ones when room is
+  // needed.
   void collect(bool active_too);
 
  private:
@@ -59,6 +64,9 @@ class NamespaceTable {
     bool operator()(const PrefixHash& a, const PrefixHash& b) const { return a.words < b.words; }
   };
   [[nodiscard]] std::optional<NamespaceId> free_entry();
+  void take_over(NamespaceId id);
+  // True when the entry has the geometry of the spec, which its digest promises.
+  [[nodiscard]] bool agrees(NamespaceId id, const NamespaceSpec& spec) const;
   void free(NamespaceId id);
 
   std::span<NamespaceEntry> entries_;

@@ -1,9 +1,12 @@
 // What a submission must look like, and the operations that end at once or belong to one rank.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cassert>
 #include <cstring>
 
 #include "daemon/coordinator/coordinator_impl.hpp"
+#include "shm/prefix_hash.hpp"
 
 namespace hicache::daemon {
 namespace {
@@ -22,7 +25,8 @@ std::uint64_t Coordinator::Impl::deadline_of(const Submission& submission) const
   return now_ns + std::uint64_t{std::min(wanted, config.limits.max_deadline_ms)} * 1'000'000;
 }
 
-void Coordinator::Impl::answer(Client& client, const Submission& submission, std::uint64_t sequence, Status status) {
+void Coordinator::Impl::answer(Client& client, const Submission& submission, std::uint64_t sequence,
+                               Status status) {
   Completion c;
   c.user_data = submission.user_data;
   c.opcode = submission.opcode;
@@ -34,13 +38,19 @@ void Coordinator::Impl::answer(Client& client, const Submission& submission, std
 
 // Everything that can be said about an entry without looking at leases or groups.
 Status Coordinator::Impl::check(const Client& client, const Submission& s) const {
-  if (static_cast<std::uint8_t>(s.opcode) >= kOpcodeCount || s.opcode == Opcode::none) return Status::invalid_argument;
-  if (s.flags != 0 || s.reserved0 != 0 || s.reserved1 != 0 || s.reserved2 != 0) return Status::invalid_argument;
+  if (static_cast<std::uint8_t>(s.opcode) >= kOpcodeCount || s.opcode == Opcode::none)
+    return Status::invalid_argument;
+  if (s.flags != 0 || s.reserved0 != 0 || s.reserved1 != 0 || s.reserved2 != 0)
+    return Status::invalid_argument;
   const bool has_list = s.opcode == Opcode::reserve || s.opcode == Opcode::write || s.opcode == Opcode::load;
   if (!has_list) {
     const bool blank = s.arena_offset == 0 && s.count == 0 && s.first == 0 && s.fence_value == 0 &&
                        (s.fence == 0 || s.fence == Submission::kNoFence);
     if (!blank || (s.opcode == Opcode::nop && s.sequence_or_lease != 0)) return Status::invalid_argument;
+    if (s.opcode == Opcode::agree) {
+      if (s.sequence_or_lease == 0) return Status::invalid_argument;
+      if (client.role != Role::rank) return Status::not_permitted;
+    }
     return Status::ok;
   }
   if (s.count == 0 || s.sequence_or_lease == 0) return Status::invalid_argument;
@@ -70,11 +80,12 @@ void Coordinator::Impl::execute(Client& client, const Submission& submission) {
   ClientEntry& entry = clients.entry(client);
   bump(entry.operations);
   entry.last_operation_ns.store(now_ns, kRelaxed);
-  note(FlightEvent::submit, &client, submission.opcode, Status::ok, submission.sequence_or_lease, submission.user_data,
-       submission.count);
+  note(FlightEvent::submit, &client, submission.opcode, Status::ok, submission.sequence_or_lease,
+       submission.user_data, submission.count);
 
   Status status = check(client, submission);
-  if (status == Status::ok && submission.opcode == Opcode::nop) return answer(client, submission, sequence, Status::ok);
+  if (status == Status::ok && submission.opcode == Opcode::nop)
+    return answer(client, submission, sequence, Status::ok);
   if (status != Status::ok) {
     stats.add(Counter::bad_entries);
     return answer(client, submission, sequence, status);
@@ -86,24 +97,33 @@ void Coordinator::Impl::execute(Client& client, const Submission& submission) {
     return answer(client, submission, sequence, Status::peer_lost);
   }
   // What is in flight ends first: its pages are released, and ranks may still join a write that others have
-  // posted.
-  const bool ends_something = submission.opcode == Opcode::release || submission.opcode == Opcode::write;
+  // posted. An agreement begins nothing.
+  const bool ends_something = submission.opcode == Opcode::release || submission.opcode == Opcode::write ||
+                              submission.opcode == Opcode::agree;
   if (stopping.load(kRelaxed) && !ends_something) {
     return answer(client, submission, sequence, Status::shutting_down);
   }
   const auto scope = commit();
   switch (submission.opcode) {
-    case Opcode::reserve: return execute_reserve(client, submission, sequence);
-    case Opcode::write: return execute_write(client, submission, sequence);
-    case Opcode::load: return execute_load(client, submission, sequence);
-    case Opcode::release: return execute_release(client, submission, sequence);
+    case Opcode::reserve:
+      return execute_reserve(client, submission, sequence);
+    case Opcode::write:
+      return execute_write(client, submission, sequence);
+    case Opcode::load:
+      return execute_load(client, submission, sequence);
+    case Opcode::release:
+      return execute_release(client, submission, sequence);
+    case Opcode::agree:
+      return execute_agree(client, submission, sequence);
     case Opcode::none:
-    case Opcode::nop: break;
+    case Opcode::nop:
+      break;
   }
   answer(client, submission, sequence, Status::internal);
 }
 
-void Coordinator::Impl::execute_reserve(Client& client, const Submission& submission, std::uint64_t sequence) {
+void Coordinator::Impl::execute_reserve(Client& client, const Submission& submission,
+                                        std::uint64_t sequence) {
   Group& group = groups.get(client.group);
   const bool by_scheduler = client.role == Role::scheduler;
   SequenceWindow& window = group.sequences[by_scheduler ? 1 : 0];
@@ -121,7 +141,8 @@ void Coordinator::Impl::execute_reserve(Client& client, const Submission& submis
       return answer(client, submission, sequence, Status::stale_generation);
     case SequenceWindow::Verdict::joined: {
       lease = leases.find(found.lease).value();
-      if ((lease->posted & holder_bit(client)) != 0) return answer(client, submission, sequence, Status::exists);
+      if ((lease->posted & holder_bit(client)) != 0)
+        return answer(client, submission, sequence, Status::exists);
       lease->posted |= holder_bit(client);
       const bool was_poisoned = lease->poisoned();
       if (was_poisoned || lease->hashes != scratch_hashes) {
@@ -138,8 +159,8 @@ void Coordinator::Impl::execute_reserve(Client& client, const Submission& submis
       break;
     }
     case SequenceWindow::Verdict::fresh: {
-      const bool complete = std::none_of(group.members.begin(), group.members.end(),
-                                         [](ClientSlot m) { return m.is_none(); });
+      const bool complete =
+          std::none_of(group.members.begin(), group.members.end(), [](ClientSlot m) { return m.is_none(); });
       const bool window_full = static_cast<bool>(found.lease);
       if (!complete || window_full || group.leases >= config.limits.leases_per_group ||
           !leases.can_pin(submission.count)) {
@@ -208,20 +229,25 @@ void Coordinator::Impl::execute_load(Client& client, const Submission& submissio
   auto found = lease_for(client, LeaseId{submission.sequence_or_lease});
   if (!found) return answer(client, submission, sequence, found.status());
   Lease& lease = **found;
-  if (lease.poisoned()) return answer(client, submission, sequence, Status::poisoned);
-  if (client.memory == nullptr) return answer(client, submission, sequence, Status::not_permitted);
+  const auto refuse = [&](Status status) {
+    lease.loads_failed = true;  // on one rank, so the group can't use the pages
+    answer(client, submission, sequence, status);
+  };
+  if (lease.poisoned()) return refuse(Status::poisoned);
+  if (client.memory == nullptr) return refuse(Status::not_permitted);
   const std::uint64_t end = std::uint64_t{submission.first} + submission.count;
   if (end > lease.pages.size() || !read_device_pages(client, submission, scratch_device_pages)) {
-    return answer(client, submission, sequence, Status::invalid_argument);
+    return refuse(Status::invalid_argument);
   }
   const NamespaceSpec& spec = client.memory->spec;
   Transfer transfer;
   transfer.pages.reserve(submission.count);
   for (std::uint32_t i = 0; i < submission.count; ++i) {
     const PageId page = lease.pages[submission.first + i];
-    if (!page || pages.state(page) != PageState::ready) return answer(client, submission, sequence, Status::not_found);
-    transfer.pages.push_back(PagePair{
-        scratch_device_pages[i], PoolOffset{pages.offset(page).value + client.memory->shard * spec.shard_stride()}});
+    if (!page || pages.state(page) != PageState::ready) return refuse(Status::not_found);
+    transfer.pages.push_back(
+        PagePair{scratch_device_pages[i],
+                 PoolOffset{pages.offset(page).value + client.memory->shard * spec.shard_stride()}});
   }
   transfer.id = TransferId{++next_number};
   transfer.memory = client.memory;
@@ -231,7 +257,8 @@ void Coordinator::Impl::execute_load(Client& client, const Submission& submissio
   transfer.deadline_ns = deadline_of(submission);
 
   TransferOwner owner;
-  owner.load = PendingLoad{lease.id(), client.slot, client.generation, submission.user_data, sequence, false, false};
+  owner.load =
+      PendingLoad{lease.id(), client.slot, client.generation, submission.user_data, sequence, false, false};
   owner.tp_rank = client.tp_rank;
   transfers_in_flight.emplace(transfer.id.value, owner);
   set_deadline(Deadline{transfer.deadline_ns, transfer.id.value, 0});
@@ -249,11 +276,26 @@ void Coordinator::Impl::finish_load(const TransferDone& done, TransferOwner& own
   Client* client = clients.find(load.client, load.client_generation);
   assert(client != nullptr);
   --client->copies_in_flight;
+  // What ended late has been told to its rank as a failure.
+  if (done.status != Status::ok || load.answered) (*lease)->loads_failed = true;
   if (done.status == Status::ok) {
     stats.add(Counter::bytes_loaded, done.bytes);
     bump(clients.entry(*client).bytes_loaded, done.bytes);
   } else if (!load.answered) {
     stats.add(done.status == Status::timed_out ? Counter::timed_out : Counter::copies_failed);
+  }
+  stats.add(Counter::shards_verified, done.verified);
+  for (const PoolOffset shard : done.corrupt) {
+    stats.add(Counter::checksum_mismatches);
+    for (const PageId page : (*lease)->pages) {
+      if (!page || pages.state(page) != PageState::ready) continue;
+      const std::uint64_t begin = pages.offset(page).value;
+      if (shard.value < begin ||
+          shard.value >= begin + namespaces.get(pages.namespace_of(page)).spec.slot_bytes())
+        continue;
+      quarantine(page);
+      break;
+    }
   }
   Completion c;
   c.user_data = load.user_data;
@@ -273,7 +315,43 @@ void Coordinator::Impl::finish_load(const TransferDone& done, TransferOwner& own
   remove_if_drained(*client);
 }
 
-void Coordinator::Impl::execute_release(Client& client, const Submission& submission, std::uint64_t sequence) {
+// The page's bytes are not what was written. It becomes a miss at once, and so does what can only be found
+// through it.
+void Coordinator::Impl::quarantine(PageId top) {
+  std::vector<PageId> order{top};
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    pages.for_each_child(order[i], [&](PageId child) { order.push_back(child); });
+  }
+  spdlog::error(
+      "page {} (key {}, pool offset {}) has a wrong checksum: quarantined, {} pages behind it dropped",
+      top.value, to_hex(load_key(tables.pages[top.value])), pages.offset(top).value, order.size() - 1);
+  stats.add(Counter::quarantined);
+  for (std::size_t i = order.size(); i-- > 0;) {
+    if (pages.state(order[i]) == PageState::filling) {
+      give_up(order[i]);
+    } else if (pages.state(order[i]) == PageState::ready) {
+      pages.condemn(order[i], order[i] == top);
+    }
+  }
+}
+
+void Coordinator::Impl::execute_agree(Client& client, const Submission& submission, std::uint64_t sequence) {
+  Group& group = groups.get(client.group);
+  const auto progress = group.agreements.agree(submission.sequence_or_lease, holder_bit(client),
+                                               group.all_ranks(), group.sequences[0]);
+  if (!progress) return answer(client, submission, sequence, progress.status());
+  Completion c;
+  c.user_data = submission.user_data;
+  c.opcode = Opcode::agree;
+  c.lease = submission.sequence_or_lease;
+  c.hits = progress->failed ? 1 : 0;
+  c.bytes = progress->sequence;
+  c.operation_sequence = sequence;
+  complete(client, c);
+}
+
+void Coordinator::Impl::execute_release(Client& client, const Submission& submission,
+                                        std::uint64_t sequence) {
   auto found = lease_for(client, LeaseId{submission.sequence_or_lease});
   if (!found) return answer(client, submission, sequence, found.status());
   Lease& lease = **found;
@@ -297,7 +375,7 @@ void Coordinator::Impl::try_close(Lease& lease) {
   const NamespaceId ns = lease.namespace_id;
   if (use) leases.stamp_all(lease);
   for (SequenceWindow& window : group.sequences) {
-    if (window.look_up(lease.sequence).lease == lease.id()) window.end(lease.sequence);
+    if (window.look_up(lease.sequence).lease == lease.id()) window.end(lease.sequence, lease.loads_failed);
   }
   leases.close(lease);
   groups.change_leases(group, -1);

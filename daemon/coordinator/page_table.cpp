@@ -4,34 +4,94 @@
 #include <array>
 #include <cassert>
 
+#include "shm/page_seal.hpp"
+
 namespace hicache::daemon {
 namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 }
 
-PageTable::PageTable(const Tables& tables, std::uint64_t segment_bytes, const EvictionPolicy& policy, Stats& stats)
-    : entries_(tables.pages), namespaces_(tables.namespaces), header_(tables.header),
-      index_(tables, tables.header->hash_seed.load(kRelaxed)), slots_(tables.segments, segment_bytes),
-      evictable_(static_cast<std::uint32_t>(tables.pages.size())), policy_(policy), stats_(stats),
+PageTable::PageTable(const Tables& tables, std::uint64_t segment_bytes, const EvictionPolicy& policy,
+                     Stats& stats, const PageSurvey* survey)
+    : entries_(tables.pages),
+      namespaces_(tables.namespaces),
+      header_(tables.header),
+      index_(tables, tables.header->hash_seed.load(kRelaxed)),
+      slots_(tables.segments, segment_bytes),
+      evictable_(static_cast<std::uint32_t>(tables.pages.size())),
+      policy_(policy),
+      stats_(stats),
       family_(tables.pages.size()) {
   for (IndexBucket& bucket : tables.index) bucket.head.store(kNone32, kRelaxed);
+  std::vector<bool> kept(entries_.size());
+  if (survey != nullptr) {
+    for (const PageId page : survey->keep) kept[page.value] = true;
+  }
+  for (NamespaceEntry& ns : namespaces_) ns.resident_pages.store(0, kRelaxed);
   free_.reserve(entries_.size());
   for (std::size_t i = entries_.size(); i-- > 0;) {
-    PageEntry& e = entries_[i];
-    e.namespace_id.store(kNone32, kRelaxed);
-    e.chain_next.store(kNone32, kRelaxed);
-    e.parent.store(kNone32, kRelaxed);
-    e.size_class.store(kNone32, kRelaxed);
-    e.filler_lease.store(kNone32, kRelaxed);
+    if (kept[i]) continue;
+    clear_entry(entries_[i]);
     free_.push_back(PageId{static_cast<std::uint32_t>(i)});
   }
+  if (survey != nullptr) {
+    for (const PageId page : survey->keep) entries_[page.value].children.store(0, kRelaxed);
+    for (const PageId page : survey->keep) adopt(page);
+  }
+  stats_.set(Counter::pinned_pages, 0);
+  stats_.set(Counter::ready_pages, survey != nullptr ? survey->keep.size() : 0);
+  header_->use_clock.store(use_clock_, kRelaxed);
+  publish_gauges();
+}
+
+// Everything but the generation: late messages about the page's earlier lives must not fit its next one.
+void PageTable::clear_entry(PageEntry& e) {
+  PageWord w;
+  w.generation = PageWord::decode(e.word.load(kRelaxed)).generation;
+  e.word.store(
+      w.encode(),
+      std::memory_order_release);  // SYNC page-word: first, so that no reader takes the rest for a page
+  for (A64& k : e.key) k.store(0, kRelaxed);
+  e.namespace_id.store(kNone32, kRelaxed);
+  e.chain_next.store(kNone32, kRelaxed);
+  e.parent.store(kNone32, kRelaxed);
+  e.parent_generation.store(0, kRelaxed);
+  e.children.store(0, kRelaxed);
+  e.pool_offset.store(0, kRelaxed);
+  e.shards_done.store(0, kRelaxed);
+  e.size_class.store(kNone32, kRelaxed);
+  e.filler_lease.store(kNone32, kRelaxed);
+  e.depth.store(0, kRelaxed);
+  e.seal.store(0, kRelaxed);
+}
+
+// A page that a survey found sound; its parent has been adopted before.
+void PageTable::adopt(PageId page) {
+  PageEntry& e = entries_[page.value];
+  const NamespaceId ns = namespace_of(page);
+  const SizeClassId size_class = slots_.class_for(namespaces_[ns.value].slot_bytes.load(kRelaxed));
+  const bool placed = slots_.adopt(size_class, offset(page));
+  assert(placed && "the survey checks places by the allocator's rules");
+  static_cast<void>(placed);
+  e.size_class.store(size_class.value, kRelaxed);
+  e.filler_lease.store(kNone32, kRelaxed);
+  e.chain_next.store(kNone32, kRelaxed);
+  PageWord w = word(page);
+  w.pins = 0;
+  set_word(page, w);
+  index_.insert(page, index_.bucket_of(load_key(e), ns));
+  bump(namespaces_[ns.value].resident_pages);
+  use_clock_ = std::max(use_clock_, e.last_use.load(kRelaxed));
+  if (const PageId up = parent(page)) link_child(up, page);
+  update_evictable(page);
 }
 
 PageId PageTable::find(const PrefixHash& key, NamespaceId ns) const {
   return index_.find(key, ns, index_.bucket_of(key, ns));
 }
 
-void PageTable::find_leading_ready(std::span<const PrefixHash> keys, NamespaceId ns, std::vector<PageId>& out) const {
+void PageTable::find_leading_ready(std::span<const PrefixHash> keys, NamespaceId ns,
+                                   std::vector<PageId>& out) const {
   constexpr std::size_t kBatch = 16;  // cache misses of one batch overlap
   std::array<std::uint64_t, kBatch> buckets;
   for (std::size_t base = 0; base < keys.size(); base += kBatch) {
@@ -109,8 +169,8 @@ void PageTable::update_evictable(PageId page) {
 PoolOffset PageTable::take_slot(const NewPage& page) {
   PoolOffset slot = slots_.allocate(page.size_class, page.near);
   if (slot) return slot;
-  // The class is full. Its own oldest page makes room with one eviction, unless another class holds an older one: then
-  // the old class gives pages until one of its segments is empty, within reason.
+  // The class is full. Its own oldest page makes room with one eviction, unless another class holds an older
+  // one: then the old class gives pages until one of its segments is empty, within reason.
   std::uint32_t budget = 4 * std::max(1u, slots_.slots_per_span(page.size_class)) + 1024;
   while (!slot) {
     const PageId oldest = evictable_.first();
@@ -182,7 +242,9 @@ bool PageTable::publishable(PageId page, std::uint32_t shards) const {
 }
 
 void PageTable::publish(PageId page) {
-  entries_[page.value].filler_lease.store(kNone32, kRelaxed);
+  PageEntry& e = entries_[page.value];
+  e.filler_lease.store(kNone32, kRelaxed);
+  e.seal.store(page_seal(e), kRelaxed);
   move_to(page, PageState::ready);
   bump(namespaces_[namespace_of(page).value].written);
   stats_.add(Counter::written);
@@ -192,7 +254,8 @@ void PageTable::publish(PageId page) {
 
 void PageTable::abort(PageId page) {
   assert(entries_[page.value].children.load(kRelaxed) == 0);
-  const bool was_indexed = index_.erase(page, index_.bucket_of(load_key(entries_[page.value]), namespace_of(page)));
+  const bool was_indexed =
+      index_.erase(page, index_.bucket_of(load_key(entries_[page.value]), namespace_of(page)));
   assert(was_indexed);
   static_cast<void>(was_indexed);
   move_to(page, PageState::aborting);
@@ -201,7 +264,9 @@ void PageTable::abort(PageId page) {
   stats_.add(Counter::aborted);
 }
 
-void PageTable::finish_abort(PageId page) { release(page); }
+void PageTable::finish_abort(PageId page) {
+  release(page);
+}
 
 void PageTable::release(PageId page) {
   PageEntry& e = entries_[page.value];
@@ -218,6 +283,7 @@ void PageTable::release(PageId page) {
   e.size_class.store(kNone32, kRelaxed);
   e.shards_done.store(0, kRelaxed);
   e.depth.store(0, kRelaxed);
+  e.seal.store(0, kRelaxed);
   free_.push_back(page);
   publish_gauges();
 }
@@ -236,8 +302,13 @@ void PageTable::unpin(PageId page) {
   assert(w.pins > 0);
   --w.pins;
   set_word(page, w);
-  if (w.pins == 0) update_evictable(page);
   stats_.sub(Counter::pinned_pages);
+  if (w.pins != 0) return;
+  if (w.state == PageState::evicting) {
+    if ((w.flags & PageWord::kQuarantined) == 0) release(page);
+  } else {
+    update_evictable(page);
+  }
 }
 
 void PageTable::stamp(PageId page) {
@@ -273,6 +344,28 @@ void PageTable::evict(PageId page, EvictReason reason) {
              : reason == EvictReason::watermark ? Counter::evicted_watermark
                                                 : Counter::evicted_request);
   release(page);
+}
+
+void PageTable::condemn(PageId page, bool quarantine) {
+  PageEntry& e = entries_[page.value];
+  assert(e.children.load(kRelaxed) == 0);
+  evictable_.erase(page, SizeClassId{e.size_class.load(kRelaxed)});
+  PageWord w = word(page);
+  assert(is_page_transition(w.state, PageState::evicting));
+  w.state = PageState::evicting;
+  if (quarantine) w.flags = static_cast<std::uint8_t>(w.flags | PageWord::kQuarantined);
+  set_word(page, w);
+  const bool was_indexed = index_.erase(page, index_.bucket_of(load_key(e), namespace_of(page)));
+  assert(was_indexed);
+  static_cast<void>(was_indexed);
+  unlink_child(page);
+  stats_.sub(Counter::ready_pages);
+  if (!quarantine) {
+    bump(namespaces_[namespace_of(page).value].evicted);
+    stats_.add(Counter::evicted);
+    stats_.add(Counter::evicted_request);
+  }
+  if (w.pins == 0 && !quarantine) release(page);
 }
 
 void PageTable::for_each_child(PageId page, const std::function<void(PageId)>& visit) const {

@@ -1,5 +1,5 @@
-// The page table: every change of a page's state happens here, together with the index, the pool slot, the parent's
-// child count and the set of evictable pages, so that they cannot disagree.
+// The page table: every change of a page's state happens here, together with the index, the pool slot, the
+// parent's child count and the set of evictable pages, so that they cannot disagree.
 //
 // Thread safety: none; the coordinator's own.
 //
@@ -13,6 +13,7 @@
 #include <functional>
 #include <vector>
 
+#include "daemon/coordinator/page_survey.hpp"
 #include "daemon/coordinator/slot_allocator.hpp"
 #include "daemon/coordinator/stats.hpp"
 #include "daemon/eviction/evictable_pages.hpp"
@@ -38,15 +39,18 @@ enum class EvictReason { demand, watermark, request };
 
 class PageTable {
  public:
-  PageTable(const Tables& tables, std::uint64_t segment_bytes, const EvictionPolicy& policy, Stats& stats);
+  // With a survey, the pages it names are kept and everything derived from them (index, slots, children,
+  // eviction order, free list) is rebuilt; all others become free. Without one, the table starts empty.
+  PageTable(const Tables& tables, std::uint64_t segment_bytes, const EvictionPolicy& policy, Stats& stats,
+            const PageSurvey* survey = nullptr);
 
   // The page with this key, filling or ready, or none.
   [[nodiscard]] PageId find(const PrefixHash& key, NamespaceId ns) const;
   // Finds the leading pages that are ready, at most keys.size(), into `out`.
   void find_leading_ready(std::span<const PrefixHash> keys, NamespaceId ns, std::vector<PageId>& out) const;
 
-  // Takes a free page, gives it a slot and a key, and puts it in the index as filling. Evicts what is needed, at most
-  // one page unless other size classes hold the pool. None when nothing can be evicted.
+  // Takes a free page, gives it a slot and a key, and puts it in the index as filling. Evicts what is needed,
+  // at most one page unless other size classes hold the pool. None when nothing can be evicted.
   PageId allocate(const NewPage& page);
   // Marks one shard complete. True when it was the last of `shards`.
   bool complete_shard(PageId page, std::uint32_t shard, std::uint32_t shards);
@@ -54,10 +58,16 @@ class PageTable {
   [[nodiscard]] bool publishable(PageId page, std::uint32_t shards) const;
   // filling -> ready.
   void publish(PageId page);
-  // filling -> aborting: out of the index at once, its slot stays until finish_abort. Precondition: no children.
+  // filling -> aborting: out of the index at once, its slot stays until finish_abort. Precondition: no
+  // children.
   void abort(PageId page);
   // aborting -> free, when no copy can land in its slot any more.
   void finish_abort(PageId page);
+
+  // Takes a ready page out of sight at once, pinned or not: no lookup finds it any more, and it is freed when
+  // its last pin goes. With `quarantine` it is never freed: nobody may get its slot. Precondition: ready, no
+  // children.
+  void condemn(PageId page, bool quarantine);
 
   void pin(PageId page);
   void unpin(PageId page);
@@ -91,7 +101,9 @@ class PageTable {
     return PageId{entries_[page.value].parent.load(std::memory_order_relaxed)};
   }
   [[nodiscard]] std::uint32_t capacity() const { return static_cast<std::uint32_t>(entries_.size()); }
-  [[nodiscard]] std::uint32_t resident() const { return capacity() - static_cast<std::uint32_t>(free_.size()); }
+  [[nodiscard]] std::uint32_t resident() const {
+    return capacity() - static_cast<std::uint32_t>(free_.size());
+  }
   [[nodiscard]] SlotAllocator& slots() { return slots_; }
   [[nodiscard]] const SlotAllocator& slots() const { return slots_; }
 
@@ -110,6 +122,8 @@ class PageTable {
   void update_evictable(PageId page);
   [[nodiscard]] PoolOffset take_slot(const NewPage& page);
   void release(PageId page);
+  static void clear_entry(PageEntry& entry);
+  void adopt(PageId page);
   [[nodiscard]] PageUse use_of(PageId page) const;
   void publish_gauges();
 

@@ -1,5 +1,5 @@
-// What other threads of the daemon ask of the coordinator, and what it answers. Answers are callbacks that run on the
-// coordinator's thread: they must only hand the answer on (push it to a queue) and never block.
+// What other threads of the daemon ask of the coordinator, and what it answers. Answers are callbacks that
+// run on the coordinator's thread: they must only hand the answer on (push it to a queue) and never block.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 #include "daemon/config.hpp"
 #include "daemon/transfer/rank_memory.hpp"
-#include "daemon/transfer/transfer_engine.hpp"
+#include "daemon/transfer/transfers.hpp"
 #include "shm/channel_layout.hpp"
 #include "shm/fd.hpp"
 #include "shm/messages.hpp"
@@ -33,11 +33,11 @@ struct AttachAnswer {
 struct AttachRequest {
   Hello hello;
   std::uint32_t uid = 0;
-  std::uint32_t pid = 0;           // as the kernel says
+  std::uint32_t pid = 0;  // as the kernel says
   std::uint64_t start_ticks = 0;
   std::shared_ptr<Mapping> channel;  // zeroed memfd of geometry.total_bytes
   ChannelGeometry geometry;
-  std::shared_ptr<UniqueFd> kick;    // eventfd that the client writes to wake the coordinator
+  std::shared_ptr<UniqueFd> kick;  // eventfd that the client writes to wake the coordinator
   std::function<void(AttachAnswer)> answer;
 };
 
@@ -65,7 +65,12 @@ struct ReloadRequest {
   Config config;
 };
 
-using CoordinatorRequest =
-    std::variant<AttachRequest, BuffersRequest, GoneRequest, ControlRequest, ReloadRequest, TransferDone>;
+// New slots may only be taken from this many bytes at the pool's start: the rest is not pinned yet.
+struct UsablePoolRequest {
+  std::uint64_t bytes = 0;
+};
+
+using CoordinatorRequest = std::variant<AttachRequest, BuffersRequest, GoneRequest, ControlRequest,
+                                        ReloadRequest, UsablePoolRequest, TransferDone>;
 
 }  // namespace hicache::daemon

@@ -1,21 +1,37 @@
 #include "daemon/coordinator/slot_allocator.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cassert>
 
 namespace hicache::daemon {
 namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
+
+void clear_segment(SegmentEntry& entry) {
+  entry.size_class.store(kNone32, kRelaxed);
+  entry.span_head.store(kNone32, kRelaxed);
+  entry.span_segments.store(0, kRelaxed);
+  entry.slots.store(0, kRelaxed);
+  entry.used_slots.store(0, kRelaxed);
+  entry.slot_bytes.store(0, kRelaxed);
 }
+}  // namespace
 
 SlotAllocator::SlotAllocator(std::span<SegmentEntry> segments, std::uint64_t segment_bytes)
-    : table_(segments), segment_bytes_(segment_bytes), segments_per_gib_(kGiB / segment_bytes), spans_(segments.size()),
-      free_segments_(static_cast<std::uint32_t>(segments.size())) {
+    : table_(segments),
+      segment_bytes_(segment_bytes),
+      segments_per_gib_(kGiB / segment_bytes),
+      spans_(segments.size()),
+      free_segments_(static_cast<std::uint32_t>(segments.size())),
+      usable_segments_(static_cast<std::uint32_t>(segments.size())) {
   assert(segment_bytes <= kGiB && kGiB % segment_bytes == 0);
-  for (SegmentEntry& s : table_) {
-    s.size_class.store(kNone32, kRelaxed);
-    s.span_head.store(kNone32, kRelaxed);
-  }
+  for (SegmentEntry& s : table_) clear_segment(s);
+}
+
+void SlotAllocator::set_usable_bytes(std::uint64_t bytes) {
+  usable_segments_ =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(bytes / segment_bytes_, table_.size()));
 }
 
 SizeClassId SlotAllocator::class_for(std::uint64_t slot_bytes) {
@@ -36,7 +52,7 @@ SizeClassId SlotAllocator::class_for(std::uint64_t slot_bytes) {
 std::uint32_t SlotAllocator::find_free_run(std::uint32_t segments) const {
   if (segments > free_segments_) return kNone32;
   std::uint32_t run = 0;
-  for (std::uint32_t i = 0; i < table_.size(); ++i) {
+  for (std::uint32_t i = 0; i < usable_segments_; ++i) {
     if (i % segments_per_gib_ == 0) run = 0;  // no span crosses a 1 GiB line
     run = table_[i].size_class.load(kRelaxed) == kNone32 ? run + 1 : 0;
     if (run == segments) return i + 1 - segments;
@@ -77,15 +93,7 @@ void SlotAllocator::remove_open(SizeClass& cls, std::uint32_t head) {
 void SlotAllocator::close_span(SizeClass& cls, std::uint32_t head) {
   remove_open(cls, head);
   spans_[head].taken.clear();
-  for (std::uint32_t i = 0; i < cls.span_segments; ++i) {
-    SegmentEntry& entry = table_[head + i];
-    entry.size_class.store(kNone32, kRelaxed);
-    entry.span_head.store(kNone32, kRelaxed);
-    entry.span_segments.store(0, kRelaxed);
-    entry.slots.store(0, kRelaxed);
-    entry.used_slots.store(0, kRelaxed);
-    entry.slot_bytes.store(0, kRelaxed);
-  }
+  for (std::uint32_t i = 0; i < cls.span_segments; ++i) clear_segment(table_[head + i]);
   free_segments_ += cls.span_segments;
   assigned_ -= cls.span_segments;
 }
@@ -130,10 +138,34 @@ PoolOffset SlotAllocator::allocate(SizeClassId size_class, PoolOffset near) {
     std::uint64_t free_bits = ~span.taken[w];
     if (step == 0) free_bits &= ~0ull << (from % 64);
     if (w == words - 1 && cls.slots % 64 != 0) free_bits &= (1ull << (cls.slots % 64)) - 1;
-    if (free_bits != 0) return take(size_class, head, w * 64 + static_cast<std::uint32_t>(std::countr_zero(free_bits)));
+    if (free_bits != 0)
+      return take(size_class, head, w * 64 + static_cast<std::uint32_t>(std::countr_zero(free_bits)));
   }
   assert(false && "an open span has a free slot");
   return PoolOffset::none();
+}
+
+bool SlotAllocator::adopt(SizeClassId size_class, PoolOffset slot) {
+  const SizeClass& cls = classes_[size_class.value];
+  // A slot larger than a segment is alone in its span, so the span begins where the slot does.
+  const std::uint64_t head = slot.value / segment_bytes_;
+  const std::uint64_t inside = slot.value % segment_bytes_;
+  const std::uint64_t index = inside / cls.slot_bytes;
+  if (inside % cls.slot_bytes != 0 || index >= cls.slots || head + cls.span_segments > table_.size())
+    return false;
+  if (head % segments_per_gib_ + cls.span_segments > segments_per_gib_) return false;
+  const auto first = static_cast<std::uint32_t>(head);
+  if (spans_[first].taken.empty()) {
+    for (std::uint32_t i = 0; i < cls.span_segments; ++i) {
+      if (table_[first + i].size_class.load(kRelaxed) != kNone32) return false;
+    }
+    open_span(size_class, first);
+  } else if (table_[first].size_class.load(kRelaxed) != size_class.value) {
+    return false;
+  }
+  if (spans_[first].taken[index / 64] >> (index % 64) & 1) return false;
+  take(size_class, first, static_cast<std::uint32_t>(index));
+  return true;
 }
 
 bool SlotAllocator::can_allocate(SizeClassId size_class) const {

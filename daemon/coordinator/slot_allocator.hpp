@@ -1,10 +1,12 @@
-// Pool slots: the pool is cut in segments that belong to one size class at a time and return when they are empty, so
-// that namespaces with different page bytes share one pool. A slot larger than a segment takes a span of segments.
+// Pool slots: the pool is cut in segments that belong to one size class at a time and return when they are
+// empty, so that namespaces with different page bytes share one pool. A slot larger than a segment takes a
+// span of segments.
 //
 // Thread safety: none; the coordinator's own.
 //
 // Invariants
-//   1. A slot lies in one span, at a multiple of its class's slot bytes, and never crosses a 1 GiB line of the pool.
+//   1. A slot lies in one span, at a multiple of its class's slot bytes, and never crosses a 1 GiB line of
+//   the pool.
 //   2. The segment table in the control region always shows which class and how many slots a span holds.
 #pragma once
 
@@ -21,20 +23,32 @@ class SlotAllocator {
  public:
   SlotAllocator(std::span<SegmentEntry> segments, std::uint64_t segment_bytes);
 
-  // The class of slots of this size (a multiple of 4 KiB), made on first use. None when such a slot fits nowhere: it
-  // is larger than the pool or than 1 GiB.
+  // The class of slots of this size (a multiple of 4 KiB), made on first use. None when such a slot fits
+  // nowhere: it is larger than the pool or than 1 GiB.
   SizeClassId class_for(std::uint64_t slot_bytes);
-  [[nodiscard]] std::uint64_t slot_bytes(SizeClassId size_class) const { return classes_[size_class.value].slot_bytes; }
+  [[nodiscard]] std::uint64_t slot_bytes(SizeClassId size_class) const {
+    return classes_[size_class.value].slot_bytes;
+  }
   // Slots of one span of this class.
-  [[nodiscard]] std::uint32_t slots_per_span(SizeClassId size_class) const { return classes_[size_class.value].slots; }
+  [[nodiscard]] std::uint32_t slots_per_span(SizeClassId size_class) const {
+    return classes_[size_class.value].slots;
+  }
 
-  // A slot, or none when the class has none free and no segments are left. `near`: the slot of the previous page of
-  // the request; its neighbour is taken when free, so that requests get consecutive slots where possible.
+  // A slot, or none when the class has none free and no segments are left. `near`: the slot of the previous
+  // page of the request; its neighbour is taken when free, so that requests get consecutive slots where
+  // possible.
   PoolOffset allocate(SizeClassId size_class, PoolOffset near);
+  // Takes a slot that a page of an earlier daemon holds. False when it is no slot of this class, is taken
+  // already, or lies in a segment of another class.
+  bool adopt(SizeClassId size_class, PoolOffset slot);
   // True when allocate would give a slot.
   [[nodiscard]] bool can_allocate(SizeClassId size_class) const;
   // Precondition: the slot is in use.
   void free(SizeClassId size_class, PoolOffset slot);
+
+  // From now on only segments within the pool's first `bytes` are given to a size class. Those that have one
+  // keep it.
+  void set_usable_bytes(std::uint64_t bytes);
 
   [[nodiscard]] std::uint64_t used_bytes() const { return used_bytes_; }
   [[nodiscard]] std::uint32_t assigned_segments() const { return assigned_; }
@@ -49,7 +63,7 @@ class SlotAllocator {
   struct Span {
     std::vector<std::uint64_t> taken;  // bit per slot
     std::uint32_t used = 0;
-    std::uint32_t cursor = 0;       // where to look first
+    std::uint32_t cursor = 0;            // where to look first
     std::uint32_t open_index = kNone32;  // place in its class's `open`
   };
 
@@ -68,6 +82,7 @@ class SlotAllocator {
   std::vector<SizeClass> classes_;
   std::vector<Span> spans_;  // by head segment
   std::uint32_t free_segments_;
+  std::uint32_t usable_segments_;
   std::uint32_t assigned_ = 0;
   std::uint64_t used_bytes_ = 0;
 };

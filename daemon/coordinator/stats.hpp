@@ -24,7 +24,9 @@ class Stats {
  public:
   Stats() = default;
   explicit Stats(std::span<A64> counters) : counters_(counters) {}
-  void add(Counter counter, std::uint64_t by = 1) { bump(counters_[static_cast<std::uint32_t>(counter)], by); }
+  void add(Counter counter, std::uint64_t by = 1) {
+    bump(counters_[static_cast<std::uint32_t>(counter)], by);
+  }
   void sub(Counter gauge, std::uint64_t by = 1) { lower(counters_[static_cast<std::uint32_t>(gauge)], by); }
   void set(Counter gauge, std::uint64_t value) {
     counters_[static_cast<std::uint32_t>(gauge)].store(value, std::memory_order_relaxed);
@@ -38,7 +40,8 @@ class Stats {
 };
 
 // Marks a stretch in which tables change together. Nesting is fine: only the outermost counts.
-// SYNC commit: odd is stored, then a release fence, before the first change; even is stored (release) after the last.
+// SYNC commit: odd is stored, then a release fence, before the first change; even is stored (release) after
+// the last.
 //   A tool reads even, copies, fences (acquire), reads the same value: what it copied belongs together.
 class CommitScope {
  public:
@@ -50,7 +53,8 @@ class CommitScope {
   }
   ~CommitScope() {
     if (--depth_ == 0) {
-      sequence_.store(sequence_.load(std::memory_order_relaxed) + 1, std::memory_order_release);  // SYNC commit
+      sequence_.store(sequence_.load(std::memory_order_relaxed) + 1,
+                      std::memory_order_release);  // SYNC commit
     }
   }
   CommitScope(const CommitScope&) = delete;

@@ -17,7 +17,8 @@ void Coordinator::Impl::execute_write(Client& client, const Submission& submissi
   if (end > lease.pages.size() || !read_device_pages(client, submission, scratch_device_pages)) {
     return answer(client, submission, sequence, Status::invalid_argument);
   }
-  // The same range posted by the other ranks is this operation; another range that overlaps it is not what they do.
+  // The same range posted by the other ranks is this operation; another range that overlaps it is not what
+  // they do.
   GroupWrite* write = nullptr;
   for (auto& other : lease.writes) {
     const bool same = other->first == submission.first && other->pages.size() == submission.count;
@@ -82,6 +83,7 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
       slot.status = Status::exists;
       ++write.present;
       stats.add(Counter::skipped_ready);
+      if (lease.pages[position] && lease.pages[position] != present) leases.drop_pin(lease, position);
       if (!lease.pages[position] && leases.can_pin(1)) leases.pin(lease, position, present);
       previous = present;
       continue;
@@ -114,6 +116,7 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
     }
     fillers[page.value] = Filler{&write, i};
     slot.page = page;
+    if (lease.pages[position]) leases.drop_pin(lease, position);  // one that was quarantined meanwhile
     leases.pin(lease, position, page);
     ++write.unresolved;
     previous = page;
@@ -122,7 +125,8 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
   return write;
 }
 
-void Coordinator::Impl::start_rank_copy(Client& client, Lease& lease, GroupWrite& write, const Submission& submission,
+void Coordinator::Impl::start_rank_copy(Client& client, Lease& lease, GroupWrite& write,
+                                        const Submission& submission,
                                         std::span<const DevicePage> device_pages) {
   const RankMemory& memory = *client.memory;
   const std::uint32_t tp_size = groups.get(lease.group).tp_size;
@@ -136,7 +140,8 @@ void Coordinator::Impl::start_rank_copy(Client& client, Lease& lease, GroupWrite
     if (shared_shard && (write.first + i) % tp_size != client.tp_rank) continue;
     rank.positions.push_back(i);
     transfer.pages.push_back(
-        PagePair{device_pages[i], PoolOffset{pages.offset(slot.page).value + memory.shard * memory.spec.shard_stride()}});
+        PagePair{device_pages[i],
+                 PoolOffset{pages.offset(slot.page).value + memory.shard * memory.spec.shard_stride()}});
   }
   if (transfer.pages.empty()) return;
   transfer.id = TransferId{++next_number};
@@ -180,7 +185,8 @@ void Coordinator::Impl::finish_rank_copy(const TransferDone& done, const Transfe
     for (const std::uint32_t position : rank.positions) {
       const WritePage& slot = write.pages[position];
       if (slot.status != Status::again) continue;  // given up meanwhile
-      if (pages.complete_shard(slot.page, client->memory->shard, shards) && pages.publishable(slot.page, shards)) {
+      if (pages.complete_shard(slot.page, client->memory->shard, shards) &&
+          pages.publishable(slot.page, shards)) {
         publish_from(slot.page);
       }
     }
@@ -236,7 +242,8 @@ void Coordinator::Impl::resolve(PageId page, Status status) {
   end_write_if_resolved(write);
 }
 
-// Gives a page up that was being filled, and first every descendant: a page whose parent is missing can't be found.
+// Gives a page up that was being filled, and first every descendant: a page whose parent is missing can't be
+// found.
 void Coordinator::Impl::give_up(PageId top) {
   std::vector<PageId> order{top};
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -285,8 +292,8 @@ void Coordinator::Impl::end_write(GroupWrite& write, Status status) {
   maybe_finished.push_back(write.lease);
 }
 
-// Leases whose last operation ended inside another lease's decision. Closing them there would pull the lease away
-// under the code that is still walking it.
+// Leases whose last operation ended inside another lease's decision. Closing them there would pull the lease
+// away under the code that is still walking it.
 void Coordinator::Impl::close_finished_leases() {
   if (maybe_finished.empty()) return;
   const auto scope = commit();

@@ -1,5 +1,5 @@
-// The pages that may be evicted now, ordered by rank: ready, unpinned, without cached children. Every operation is
-// O(log n) in the number of such pages (prefix leaves), whatever the size of the page table.
+// The pages that may be evicted now, ordered by rank: ready, unpinned, without cached children. Every
+// operation is O(log n) in the number of such pages (prefix leaves), whatever the size of the page table.
 //
 // Thread safety: none; the coordinator's own.
 #pragma once
@@ -29,7 +29,8 @@ class EvictablePages {
 
  private:
   static constexpr std::uint32_t kAbsent = 0xffffffffu;
-  static constexpr std::size_t kArity = 4;  // a shallow heap: most insertions carry the newest stamp and stay put
+  static constexpr std::size_t kArity =
+      4;  // a shallow heap: most insertions carry the newest stamp and stay put
   struct Node {
     EvictionRank rank;
     PageId page;

@@ -17,8 +17,10 @@ class LeastFrequentlyUsed final : public EvictionPolicy {
 
 std::unique_ptr<EvictionPolicy> make_eviction_policy(EvictionPolicyName name) {
   switch (name) {
-    case EvictionPolicyName::lru: return std::make_unique<LeastRecentlyUsed>();
-    case EvictionPolicyName::lfu: return std::make_unique<LeastFrequentlyUsed>();
+    case EvictionPolicyName::lru:
+      return std::make_unique<LeastRecentlyUsed>();
+    case EvictionPolicyName::lfu:
+      return std::make_unique<LeastFrequentlyUsed>();
   }
   return std::make_unique<LeastRecentlyUsed>();
 }

@@ -1,5 +1,6 @@
-// Which page goes first. A policy turns a page's use history into a rank; the lowest rank is evicted first. What may go
-// at all (unpinned, ready, without cached children) is not the policy's business: see evictable_pages.hpp.
+// Which page goes first. A policy turns a page's use history into a rank; the lowest rank is evicted first.
+// What may go at all (unpinned, ready, without cached children) is not the policy's business: see
+// evictable_pages.hpp.
 #pragma once
 
 #include <compare>

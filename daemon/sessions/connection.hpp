@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "daemon/coordinator/requests.hpp"
+#include "daemon/sessions/peer_watch.hpp"
 #include "shm/fd.hpp"
 #include "shm/messages.hpp"
 #include "shm/unix_socket.hpp"
@@ -43,6 +44,7 @@ struct Connection {
   // From the coordinator's answer on.
   AttachAnswer client;
   bool buffers_sent = false;
+  std::unique_ptr<PeerWatch> tripwire;
 };
 
 }  // namespace hicache::daemon

@@ -15,25 +15,10 @@ Error allocation_error(std::size_t index, Status status, const std::string& text
   return Error{status, "allocation " + std::to_string(index) + ": " + text, code};
 }
 
-}  // namespace
-
-Result<std::unique_ptr<RankMemory>> map_rank_memory(RegistrationJob& job) {
-  if (auto valid = job.geometry.validate(job.spec); !valid) return valid.error();
+Result<std::vector<Mapping>> map_host_memory(const RegistrationJob& job) {
+  std::vector<Mapping> mapped;
   const auto& allocations = job.geometry.allocations;
-  if (job.fds.size() != allocations.size()) {
-    return Error{Status::invalid_argument,
-                 std::to_string(job.fds.size()) + " descriptors came with " +
-                     std::to_string(allocations.size()) + " allocations, expected one each",
-                 0};
-  }
-  auto memory = std::make_unique<RankMemory>();
   for (std::size_t i = 0; i < allocations.size(); ++i) {
-    if (allocations[i].kind != DeviceKind::host) {
-      return allocation_error(i, Status::not_permitted,
-                              "device kind " +
-                                  std::to_string(static_cast<std::uint32_t>(allocations[i].kind)) +
-                                  ", this daemon serves host memory (1)");
-    }
     const auto size = sealed_size(job.fds[i].get());
     if (!size) return allocation_error(i, size.status(), size.error().message, size.error().system_errno);
     if (*size < allocations[i].bytes) {
@@ -44,15 +29,40 @@ Result<std::unique_ptr<RankMemory>> map_rank_memory(RegistrationJob& job) {
     auto mapping = Mapping::map(job.fds[i].get(), allocations[i].bytes, Mapping::Access::read_write, true);
     if (!mapping)
       return allocation_error(i, mapping.status(), mapping.error().message, mapping.error().system_errno);
-    memory->allocations.push_back(std::move(*mapping));
+    mapped.push_back(std::move(*mapping));
+  }
+  return mapped;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RankMemory>> map_rank_memory(RegistrationJob& job, CudaPath& cuda) {
+  if (auto valid = job.geometry.validate(job.spec); !valid) return valid.error();
+  if (job.fds.size() != job.geometry.descriptors()) {
+    return Error{Status::invalid_argument,
+                 std::to_string(job.fds.size()) + " descriptors came with " +
+                     std::to_string(job.geometry.allocations.size()) + " allocations, expected " +
+                     std::to_string(job.geometry.descriptors()),
+                 0};
+  }
+  auto memory = std::make_unique<RankMemory>();
+  memory->channel = job.channel;
+  memory->fences = reinterpret_cast<FenceBlock*>(static_cast<std::uint8_t*>(job.channel->data()) +
+                                                 job.channel_geometry.fence_offset);
+  if (job.geometry.device_kind() == DeviceKind::cuda) {
+    auto device = cuda.import(job.spec, job.geometry, job.fds, memory->fences);
+    if (!device) return device.error();
+    memory->device = std::move(*device);
+    memory->session = std::move(job.socket);
+  } else {
+    auto mapped = map_host_memory(job);
+    if (!mapped) return mapped.error();
+    memory->allocations = std::move(*mapped);
   }
   memory->client = job.client;
   memory->client_generation = job.client_generation;
   memory->spec = job.spec;
   memory->geometry = std::move(job.geometry);
-  memory->channel = job.channel;
-  memory->fences = reinterpret_cast<FenceBlock*>(static_cast<std::uint8_t*>(job.channel->data()) +
-                                                 job.channel_geometry.fence_offset);
   memory->shard = job.spec.attention == Attention::mha ? job.tp_rank : 0;
   return memory;
 }
@@ -61,6 +71,7 @@ Result<std::unique_ptr<RankMemory>> map_rank_memory(RegistrationJob& job) {
 // and unmapping many GiB takes long, so the memory comes back here to be unmapped.
 struct Registration::Impl {
   std::function<void(CoordinatorRequest)> post;
+  CudaPath* cuda = nullptr;
   std::mutex mutex;
   std::condition_variable wake;
   std::deque<RegistrationJob> jobs;                     // guarded by mutex
@@ -84,7 +95,7 @@ void Registration::Impl::bury(const std::weak_ptr<Impl>& weak, const RankMemory*
 }
 
 void Registration::Impl::execute(const std::shared_ptr<Impl>& self, RegistrationJob job) {
-  auto mapped = map_rank_memory(job);
+  auto mapped = map_rank_memory(job, *self->cuda);
   if (!mapped) {
     spdlog::warn("client {}: device buffers refused: {}", job.client.value, mapped.error().message);
     job.answer(mapped.status(), mapped.error().message);
@@ -114,8 +125,10 @@ void Registration::Impl::run(const std::shared_ptr<Impl>& self) {
   }
 }
 
-Registration::Registration(std::function<void(CoordinatorRequest)> post) : impl_(std::make_shared<Impl>()) {
+Registration::Registration(std::function<void(CoordinatorRequest)> post, CudaPath& cuda)
+    : impl_(std::make_shared<Impl>()) {
   impl_->post = std::move(post);
+  impl_->cuda = &cuda;
   impl_->thread = std::thread([self = impl_] { Impl::run(self); });
 }
 

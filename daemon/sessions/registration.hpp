@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/coordinator/requests.hpp"
+#include "daemon/cuda/cuda_path.hpp"
 #include "shm/fd.hpp"
 #include "shm/messages.hpp"
 
@@ -25,14 +26,15 @@ struct RegistrationJob {
   ChannelGeometry channel_geometry;
   DeviceGeometry geometry;
   std::vector<UniqueFd> fds;
+  UniqueFd socket;  // a second descriptor of the session's
   // Called once, on the registration's or the coordinator's thread; must only hand the answer on.
   std::function<void(Status, std::string)> answer;
 };
 
 class Registration {
  public:
-  // `post` hands a request to the coordinator.
-  explicit Registration(std::function<void(CoordinatorRequest)> post);
+  // `post` hands a request to the coordinator. `cuda` outlives the registration.
+  Registration(std::function<void(CoordinatorRequest)> post, CudaPath& cuda);
   // Finishes the job at hand, refuses the waiting ones with shutting_down, and joins the thread.
   ~Registration();
   Registration(const Registration&) = delete;
@@ -48,6 +50,6 @@ class Registration {
 
 // The check and mapping of one job, without a thread: the client's memory, or the first thing that is wrong
 // with it.
-Result<std::unique_ptr<RankMemory>> map_rank_memory(RegistrationJob& job);
+Result<std::unique_ptr<RankMemory>> map_rank_memory(RegistrationJob& job, CudaPath& cuda);
 
 }  // namespace hicache::daemon

@@ -27,6 +27,10 @@ struct RequestAnswered {
   std::uint64_t connection = 0;
   Reply reply;
 };
+// The tripwire of the connection's client fired: its process is dying.
+struct PeerDied {
+  std::uint64_t connection = 0;
+};
 struct Reconfigured {
   Config config;
 };
@@ -34,7 +38,7 @@ struct Reconfigured {
 struct Draining {};
 struct Stopped {};
 
-using SessionEvent = std::variant<AttachAnswered, RequestAnswered, Reconfigured, Draining, Stopped>;
+using SessionEvent = std::variant<AttachAnswered, RequestAnswered, PeerDied, Reconfigured, Draining, Stopped>;
 
 // Shared by the session thread and by every callback that answers to it, so that a late answer finds it
 // alive.

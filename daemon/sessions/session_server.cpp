@@ -1,5 +1,6 @@
 #include "daemon/sessions/session_server.hpp"
 
+#include <fcntl.h>
 #include <spdlog/spdlog.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -205,6 +206,9 @@ bool SessionServer::Impl::take_events() {
     if (std::holds_alternative<Stopped>(event)) return false;
     if (auto* attach = std::get_if<AttachAnswered>(&event)) on_attach_answer(*attach);
     if (auto* answer = std::get_if<RequestAnswered>(&event)) on_answer(std::move(*answer));
+    if (const auto* died = std::get_if<PeerDied>(&event)) {
+      if (Connection* c = find(died->connection); c != nullptr) close(*c, "its tripwire fired");
+    }
     if (std::holds_alternative<Draining>(event)) draining_ = true;
     if (auto* next = std::get_if<Reconfigured>(&event)) {
       config_ = std::move(next->config);
@@ -381,6 +385,8 @@ void SessionServer::Impl::on_attach_answer(const AttachAnswered& event) {
   }
   c->state = ConnectionState::attached;
   c->client = answer;
+  c->tripwire =
+      std::make_unique<PeerWatch>(c->channel, [queue = queue_, id = c->id] { queue->push(PeerDied{id}); });
   const int fds[] = {control_fd_, c->channel_fd.get(), c->kick->get()};
   if (!send(*c, make_welcome(*c, facts_, config_), fds)) return;
   c->channel_fd.reset();
@@ -406,6 +412,7 @@ void SessionServer::Impl::on_register(Connection& c, RegisterBuffers buffers, st
   job.channel_geometry = c.geometry;
   job.geometry = std::move(buffers.geometry);
   job.fds = std::move(fds);
+  job.socket = UniqueFd(::fcntl(c.socket.get(), F_DUPFD_CLOEXEC, 0));
   job.answer = [queue = queue_, id = c.id](Status status, std::string text) {
     queue->push(RequestAnswered{id, Reply{status, std::move(text)}});
   };
@@ -473,6 +480,8 @@ void SessionServer::Impl::close(Connection& c, const char* why, bool orderly) {
   }
   set_deadline(c, 0);
   if (c.state == ConnectionState::refusing) --refusals_;
+  // The import of its GPU memory may hold the socket open: closing it here would leave it watched.
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, c.socket.get(), nullptr);
   connections_.erase(c.id);
 }
 

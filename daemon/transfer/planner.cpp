@@ -89,11 +89,14 @@ void join_neighbours(std::vector<Block>& blocks, Join join) {
   blocks.resize(std::min(blocks.size(), kept + 1));
 }
 
-// The blocks of a page, all layers: few and wide where the tensors allow it.
-std::vector<Block> page_blocks(const NamespaceSpec& spec, const DeviceGeometry& geometry) {
+// The blocks of a page's layers [first_layer, end_layer): few and wide where the tensors allow it.
+std::vector<Block> page_blocks(const NamespaceSpec& spec, const DeviceGeometry& geometry,
+                               std::uint32_t first_layer, std::uint32_t end_layer) {
   std::vector<Block> blocks;
   blocks.reserve(geometry.tensors.size());
-  for (const auto& tensor : geometry.tensors) blocks.push_back(block_of(spec, tensor));
+  for (const auto& tensor : geometry.tensors) {
+    if (tensor.layer >= first_layer && tensor.layer < end_layer) blocks.push_back(block_of(spec, tensor));
+  }
   std::sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return a.host < b.host; });
   join_neighbours(blocks, join_contiguous);
   // Rows of one block must be equally wide: contiguous joins come first, so that a page whose layers lie in
@@ -231,9 +234,10 @@ void sort_runs(std::vector<CopyRun>& runs, std::size_t first) {
 }
 
 void append_pages(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::span<const PagePair> pages,
-                  std::uint64_t border_bytes, CopyPlan& plan) {
+                  std::uint32_t first_layer, std::uint32_t end_layer, std::uint64_t border_bytes,
+                  CopyPlan& plan) {
   RunWriter writer(border_bytes, plan);
-  for (const auto& block : page_blocks(spec, geometry)) {
+  for (const auto& block : page_blocks(spec, geometry, first_layer, end_layer)) {
     if (block.rows > 1) {
       writer.each_page(block, pages);
     } else {
@@ -261,10 +265,26 @@ void sort_pages(std::span<PagePair> pages) {
 
 void plan_pages(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::span<const PagePair> pages,
                 std::uint64_t border_bytes, CopyPlan& plan) {
+  plan_group(spec, geometry, pages, 0, spec.layers, border_bytes, plan);
+}
+
+void plan_group(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::span<const PagePair> pages,
+                std::uint32_t first_layer, std::uint32_t end_layer, std::uint64_t border_bytes,
+                CopyPlan& plan) {
   plan.runs.clear();
   plan.bytes = 0;
   std::vector<PagePair> storage;
-  append_pages(spec, geometry, in_order(pages, storage), border_bytes, plan);
+  append_pages(spec, geometry, in_order(pages, storage), first_layer, end_layer, border_bytes, plan);
+}
+
+GroupShape group_shape(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::uint32_t first_layer,
+                       std::uint32_t end_layer) {
+  GroupShape shape;
+  for (const auto& block : page_blocks(spec, geometry, first_layer, end_layer)) {
+    ++(block.rows > 1 ? shape.pitched : shape.contiguous);
+    shape.rows += static_cast<std::uint32_t>(block.rows);
+  }
+  return shape;
 }
 
 void plan_layer(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::span<const PagePair> pages,
@@ -281,7 +301,7 @@ CopyPlan plan_copy(const NamespaceSpec& spec, const DeviceGeometry& geometry, st
   std::vector<PagePair> storage;
   const auto sorted = in_order(pages, storage);
   if (order == PlanOrder::page_major) {
-    append_pages(spec, geometry, sorted, border_bytes, plan);
+    append_pages(spec, geometry, sorted, 0, spec.layers, border_bytes, plan);
   } else {
     for (std::uint32_t layer = 0; layer < spec.layers; ++layer) {
       append_layer(spec, geometry, sorted, layer, border_bytes, plan);

@@ -62,6 +62,18 @@ void plan_pages(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::
                 std::uint64_t border_bytes, CopyPlan& plan);  // as page_major
 void plan_layer(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::span<const PagePair> pages,
                 std::uint32_t layer, std::uint64_t border_bytes, CopyPlan& plan);  // one layer of layer_major
+// One group of layers of page_major: [first_layer, end_layer).
+void plan_group(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::span<const PagePair> pages,
+                std::uint32_t first_layer, std::uint32_t end_layer, std::uint64_t border_bytes,
+                CopyPlan& plan);
+// How many copies page_major needs for a group of layers.
+struct GroupShape {
+  std::uint32_t pitched = 0;     // copies for each page, each with several rows
+  std::uint32_t contiguous = 0;  // copies for each run of pages that lie behind each other on both sides
+  std::uint32_t rows = 0;        // rows of a page in all of them
+};
+GroupShape group_shape(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::uint32_t first_layer,
+                       std::uint32_t end_layer);
 // The order in which plans take pages: by host offset, then by device page.
 void sort_pages(std::span<PagePair> pages);
 

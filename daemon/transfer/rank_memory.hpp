@@ -8,11 +8,23 @@
 
 #include "shm/channel_layout.hpp"
 #include "shm/device_geometry.hpp"
+#include "shm/fd.hpp"
 #include "shm/namespace_spec.hpp"
 #include "shm/shared_memory.hpp"
 #include "shm/types.hpp"
 
 namespace hicache::daemon {
+
+class Transfers;
+
+// What a device's path holds of a rank's memory: opened handles, streams. Destroyed with the rank's memory.
+struct DeviceImport {
+  explicit DeviceImport(Transfers& t) : transfers(&t) {}
+  virtual ~DeviceImport() = default;
+  DeviceImport(const DeviceImport&) = delete;
+  DeviceImport& operator=(const DeviceImport&) = delete;
+  Transfers* transfers;  // who copies from and to this memory
+};
 
 // Shared by the coordinator and the transfers in flight: the mappings stay until the last copy has ended,
 // whatever happened to the rank. Immutable after construction, so safe to use from any thread.
@@ -21,11 +33,15 @@ struct RankMemory {
   Generation client_generation;
   NamespaceSpec spec;
   DeviceGeometry geometry;
-  std::vector<Mapping> allocations;  // in the geometry's order
+  std::vector<Mapping> allocations;  // host memory, in the geometry's order; empty for a device's
   std::shared_ptr<Mapping> channel;  // keeps `fences` mapped
   FenceBlock* fences = nullptr;
   std::uint32_t shard =
       0;  // which shard of a logical page this rank's buffers hold (its rank for MHA, 0 for MLA)
+  // Of device memory: the session's socket, closed after the memory was. A rank must not free exported memory
+  // before, so its close() waits for the end of the connection.
+  UniqueFd session;
+  std::unique_ptr<DeviceImport> device;  // null for host memory. Last: it goes before the channel does
 };
 
 }  // namespace hicache::daemon

@@ -226,7 +226,7 @@ void TransferEngine::Impl::thread_body() {
     std::swap(job->plan, spare);
     spare.runs.clear();
     if (spare.runs.capacity() > kMaxSpareRuns) spare.runs.shrink_to_fit();
-    sink(job->finish());
+    sink(job->finish(options));
   }
 }
 

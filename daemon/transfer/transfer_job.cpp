@@ -50,7 +50,21 @@ void TransferJob::start(const TransferOptions& options) {
       return;
     }
   }
+  if (transfer.direction == Direction::load && options.checksums != nullptr &&
+      options.checksums->verifies_loads()) {
+    verify(*options.checksums);
+  }
   sort_pages(transfer.pages);
+}
+
+// Before the first byte is copied: a layer that was announced can't be taken back.
+void TransferJob::verify(const ShardChecksums& checksums) {
+  const std::uint64_t shard_bytes = transfer.memory->spec.shard_bytes();
+  for (const PagePair& page : transfer.pages) {
+    ++verified;
+    if (!checksums.matches(page.host, shard_bytes)) corrupt.push_back(page.host);
+  }
+  if (!corrupt.empty()) verdict = Status::corrupt;
 }
 
 // Plans the next part; false when there is none.
@@ -106,13 +120,18 @@ bool TransferJob::advance(DeviceBackend& backend, const TransferOptions& options
   return true;
 }
 
-TransferDone TransferJob::finish() {
+TransferDone TransferJob::finish(const TransferOptions& options) {
   if (verdict != Status::ok && announces_layers()) {
     fail_layers(transfer.memory->fences->load[transfer.fence], transfer.memory->spec.layers,
                 transfer.fence_value);
   }
+  if (verdict == Status::ok && transfer.direction == Direction::write && options.checksums != nullptr) {
+    for (const PagePair& page : transfer.pages) {
+      options.checksums->record(page.host, transfer.memory->spec.shard_bytes());
+    }
+  }
   transfer.memory.reset();
-  return TransferDone{transfer.id, verdict, bytes};
+  return TransferDone{transfer.id, verdict, bytes, verified, std::move(corrupt)};
 }
 
 }  // namespace hicache::daemon

@@ -22,11 +22,15 @@ struct TransferJob {
   [[nodiscard]] bool expired(std::uint64_t now_ns) const {
     return !started && transfer.deadline_ns != 0 && now_ns >= transfer.deadline_ns;
   }
+  // Checks the pages and brings them into plan order. Sets verdict when a page lies outside.
+  void start(const TransferOptions& options);
+  // A load whose layers are announced one after the other.
+  [[nodiscard]] bool announces_layers() const;
   // Copies about `slice_bytes` more. True when the job is at its end: done, or verdict says why not.
   bool advance(DeviceBackend& backend, const TransferOptions& options, std::uint64_t slice_bytes);
   // Tells the waiters of a failed load, lets go of the rank's memory, and returns what the sink is to be
   // told.
-  TransferDone finish();
+  TransferDone finish(const TransferOptions& options);
 
   Transfer transfer;
   Status verdict = Status::ok;  // anything else: nothing (more) is copied
@@ -35,12 +39,13 @@ struct TransferJob {
   std::uint64_t bytes = 0;       // copied so far
   TransferJob* next = nullptr;   // in the list that owns it
   CopyPlan plan;                 // of the part in work
+  std::uint32_t verified = 0;
+  std::vector<PoolOffset> corrupt;
 
  private:
-  void start(const TransferOptions& options);
+  void verify(const ShardChecksums& checksums);
   bool plan_part(const TransferOptions& options);
   void end_part();
-  [[nodiscard]] bool announces_layers() const;
 
   std::size_t next_run_ = 0;
   // Parts keep plans small and, for loads, let layer 0 start before layer 1 is planned: a layer of a load

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "reattachment.hpp"
 #include "session_impl.hpp"
 #include "shm/unix_socket.hpp"
 
@@ -168,7 +169,9 @@ Result<std::unique_ptr<Session>> Session::attach(const AttachOptions& options) {
   auto attachment = check_welcome(*welcome, *message);
   if (!attachment) return attachment.error();
   attachment->socket = std::move(*socket);
-  return std::unique_ptr<Session>(new Session(std::make_unique<Impl>(options, std::move(*attachment))));
+  std::unique_ptr<Session> session(new Session(std::make_unique<Impl>(options, std::move(*attachment))));
+  if (options.reattach) session->reattachment_ = std::make_unique<Reattachment>(options, *session->impl_);
+  return session;
 }
 
 Outcome Session::register_buffers(const DeviceGeometry& geometry, std::span<const int> fds,
@@ -179,13 +182,13 @@ Outcome Session::register_buffers(const DeviceGeometry& geometry, std::span<cons
     return Error{Status::not_permitted, "a " + std::string(to_string(m.role)) + " has no device buffers", 0};
   }
   if (auto valid = geometry.validate(m.spec); !valid) return valid.error();
-  if (fds.size() != geometry.allocations.size()) {
+  if (fds.size() != geometry.descriptors()) {
     return Error{Status::invalid_argument,
-                 std::to_string(fds.size()) + " descriptors for " +
-                     std::to_string(geometry.allocations.size()) + " allocations",
+                 std::to_string(fds.size()) + " descriptors for allocations that need " +
+                     std::to_string(geometry.descriptors()),
                  0};
   }
-  for (std::size_t i = 0; i < fds.size(); ++i) {
+  for (std::size_t i = 0; geometry.device_kind() == DeviceKind::host && i < fds.size(); ++i) {
     const auto size = sealed_size(fds[i]);
     if (!size)
       return Error{size.status(), "allocation " + std::to_string(i) + ": " + size.error().message, 0};
@@ -212,6 +215,7 @@ Outcome Session::register_buffers(const DeviceGeometry& geometry, std::span<cons
     return sent.error();
   }
   m.registration = Impl::Registration::unanswered;
+  if (geometry.device_kind() == DeviceKind::cuda) m.exported_memory.store(true, std::memory_order_relaxed);
   const auto message = receive_message(fd, deadline.left_ms());
   if (!message) return message.error();
   const auto answer = decode_message(message->bytes);
@@ -224,6 +228,7 @@ Outcome Session::register_buffers(const DeviceGeometry& geometry, std::span<cons
   }
   m.registration = Impl::Registration::done;
   m.device_pages.store(geometry.pages, std::memory_order_release);  // pairs with check_pages
+  if (reattachment_) reattachment_->remember(geometry, fds);
   return success();
 }
 

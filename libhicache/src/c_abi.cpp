@@ -1,16 +1,13 @@
 // hicache.h over client.hpp: converts arguments, keeps exceptions inside, remembers the last error of each
 // thread.
-#include <exception>
-#include <new>
 #include <utility>
 
 #include "c_abi_convert.hpp"
+#include "c_abi_error.hpp"
+#include "hicache/cuda.hpp"
 #include "shm/prefix_hash.hpp"
 
 // The handles of the C interface.
-struct hicache_session {
-  std::unique_ptr<hicache::Session> session;
-};
 struct hicache_buffer {
   hicache::HostDeviceBuffer buffer;
 };
@@ -18,61 +15,26 @@ struct hicache_buffer {
 namespace {
 
 using hicache::DevicePage;
-using hicache::Error;
 using hicache::LeaseId;
-using hicache::OperationResult;
 using hicache::Outcome;
 using hicache::PrefixHash;
 using hicache::Result;
 using hicache::Status;
 using hicache::Ticket;
 namespace c_abi = hicache::c_abi;
+using c_abi::fail;
+using c_abi::guarded;
+using c_abi::last_error;
+using c_abi::null_argument;
+using c_abi::to_hashes;
 
 static_assert(HICACHE_INTERNAL + 1 == hicache::kStatusCount);
 static_assert(HICACHE_PEER_LOST == static_cast<int>(Status::peer_lost) &&
               HICACHE_SHUTTING_DOWN == static_cast<int>(Status::shutting_down));
 static_assert(HICACHE_OP_RELEASE == static_cast<int>(hicache::Opcode::release));
+static_assert(HICACHE_OP_AGREE == static_cast<int>(hicache::Opcode::agree));
 static_assert(HICACHE_NO_FENCE == hicache::Submission::kNoFence);
 static_assert(sizeof(hicache_hash) == sizeof(PrefixHash) && sizeof(DevicePage) == sizeof(std::uint32_t));
-
-std::string& last_error() {
-  thread_local std::string text;
-  return text;
-}
-
-hicache_status fail(Status status, const std::string& text) {
-  last_error() = std::string(to_string(status)) + ": " + text;
-  return static_cast<hicache_status>(status);
-}
-hicache_status fail(const Error& error) {
-  return fail(error.status, error.message);
-}
-hicache_status null_argument(const char* name) {
-  return fail(Status::invalid_argument, std::string(name) + " is NULL");
-}
-
-// Nothing may leave through the C interface but a status.
-template <class F>
-hicache_status guarded(F&& body) noexcept {
-  try {
-    try {
-      return body();
-    } catch (const std::bad_alloc&) {
-      return fail(Status::no_space, "out of memory");
-    } catch (const std::exception& e) {
-      return fail(Status::internal, e.what());
-    }
-  } catch (...) {
-    return HICACHE_INTERNAL;  // not even the text could be kept
-  }
-}
-
-// The caller's array may have any alignment.
-std::vector<PrefixHash> to_hashes(const hicache_hash* hashes, std::size_t count) {
-  std::vector<PrefixHash> out(count);
-  if (count > 0) std::memcpy(static_cast<void*>(out.data()), hashes, count * sizeof(hicache_hash));
-  return out;
-}
 
 std::vector<DevicePage> to_pages(const std::uint32_t* pages, std::size_t count) {
   std::vector<DevicePage> out;
@@ -277,6 +239,29 @@ hicache_status hicache_register_buffers(hicache_session* session, const hicache_
   });
 }
 
+hicache_status hicache_register_cuda_buffers(hicache_session* session, const hicache_cuda_range* ranges,
+                                             size_t range_count, const hicache_tensor* tensors,
+                                             size_t tensor_count, uint32_t pages, uint32_t timeout_ms) {
+  return guarded([&]() -> hicache_status {
+    if (session == nullptr) return null_argument("session");
+    if (ranges == nullptr) return null_argument("ranges");
+    if (tensors == nullptr) return null_argument("tensors");
+    if (range_count > hicache::kMaxAllocations || tensor_count > hicache::kMaxTensors) {
+      return fail(Status::too_large, std::to_string(range_count) + " ranges and " +
+                                         std::to_string(tensor_count) + " tensors; at most " +
+                                         std::to_string(hicache::kMaxAllocations) + " and " +
+                                         std::to_string(hicache::kMaxTensors));
+    }
+    const auto geometry = c_abi::to_geometry({}, {tensors, tensor_count}, pages);
+    if (!geometry) return fail(geometry.error());
+    std::vector<hicache::CudaRange> memory;
+    for (std::size_t i = 0; i < range_count; ++i) memory.push_back({ranges[i].pointer, ranges[i].bytes});
+    const auto registered =
+        hicache::register_cuda_buffers(*session->session, memory, geometry->tensors, pages, timeout_ms);
+    return registered ? HICACHE_OK : fail(registered.error());
+  });
+}
+
 hicache_status hicache_probe(const hicache_session* session, const hicache_hash* hashes, size_t count,
                              uint32_t* leading, uint32_t* busy) {
   return guarded([&]() -> hicache_status {
@@ -400,6 +385,33 @@ hicache_status hicache_wait_layer(hicache_session* session, uint32_t slot, uint3
     if (session == nullptr) return null_argument("session");
     const auto waited = session->session->wait_layer({slot, value}, layer, timeout_ms);
     return waited ? HICACHE_OK : fail(waited.error());
+  });
+}
+
+hicache_status hicache_stream_wait_layer(hicache_session* session, void* stream, uint32_t slot,
+                                         uint32_t value, uint32_t layer) {
+  return guarded([&]() -> hicache_status {
+    if (session == nullptr) return null_argument("session");
+    const auto waiting = session->session->stream_wait_layer(stream, {slot, value}, layer);
+    return waiting ? HICACHE_OK : fail(waiting.error());
+  });
+}
+
+hicache_status hicache_stream_raise_write_fence(hicache_session* session, void* stream, uint32_t index,
+                                                uint32_t value) {
+  return guarded([&]() -> hicache_status {
+    if (session == nullptr) return null_argument("session");
+    const auto raised = session->session->stream_raise_write_fence(stream, index, value);
+    return raised ? HICACHE_OK : fail(raised.error());
+  });
+}
+
+hicache_status hicache_load_result(hicache_session* session, uint32_t slot, uint32_t value,
+                                   uint32_t timeout_ms) {
+  return guarded([&]() -> hicache_status {
+    if (session == nullptr) return null_argument("session");
+    const auto ended = session->session->load_result({slot, value}, timeout_ms);
+    return ended ? HICACHE_OK : fail(ended.error());
   });
 }
 

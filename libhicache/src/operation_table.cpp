@@ -1,5 +1,7 @@
 #include "operation_table.hpp"
 
+#include <algorithm>
+
 namespace hicache {
 
 OperationTable::OperationTable(std::uint32_t completion_entries)
@@ -9,6 +11,13 @@ OperationTable::OperationTable(std::uint32_t completion_entries)
     places_[i - 1].ticket = i - 1;
     unused_.push_back(i - 1);
   }
+}
+
+void OperationTable::continue_after(const OperationTable& earlier) {
+  std::uint64_t generation = 0;
+  for (const Operation& place : earlier.places_)
+    generation = std::max(generation, place.ticket >> kIndexBits);
+  for (std::size_t i = 0; i < places_.size(); ++i) places_[i].ticket = i + (generation << kIndexBits);
 }
 
 std::uint32_t OperationTable::slots_of(Opcode opcode) {

@@ -52,6 +52,8 @@ class OperationTable {
   OperationTable() = default;
   explicit OperationTable(std::uint32_t completion_entries);
 
+  // Makes every ticket from here on differ from those of `earlier`. Nothing has been opened yet.
+  void continue_after(const OperationTable& earlier);
   // Takes a place and its completion slots: two for an operation that may be followed by "pages returned",
   // one for any other. nullptr when there are too few.
   Operation* open(Opcode opcode);

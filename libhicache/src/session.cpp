@@ -1,10 +1,16 @@
 // A session's life after attach: lookups, state, and its end.
 #include "session_impl.hpp"
 
+#include <poll.h>
+#include <pthread.h>
 #include <sys/socket.h>
 
+#include <cerrno>
+#include <csignal>
 #include <utility>
 
+#include "reattachment.hpp"
+#include "shm/clock.hpp"
 #include "shm/unix_socket.hpp"
 
 namespace hicache {
@@ -13,6 +19,22 @@ namespace {
 template <class T>
 T* at(const Mapping& mapping, std::uint64_t offset) {
   return reinterpret_cast<T*>(static_cast<std::uint8_t*>(mapping.data()) + offset);
+}
+
+// Waits until the daemon has let go of the session's GPU memory: it keeps the connection open as long. Memory
+// that is freed while another process has it open may come back, as part of a new allocation, under the old
+// mapping.
+void await_end(int socket) {
+  constexpr std::uint64_t kLongestNs = 2'000'000'000;
+  const std::uint64_t end = monotonic_ns() + kLongestNs;
+  ::shutdown(socket, SHUT_WR);
+  for (std::uint64_t now = monotonic_ns(); now < end; now = monotonic_ns()) {
+    pollfd waiting{socket, POLLIN, 0};
+    if (::poll(&waiting, 1, static_cast<int>((end - now) / 1'000'000 + 1)) <= 0) continue;
+    std::uint8_t byte = 0;
+    const ssize_t n = ::recv(socket, &byte, 1, MSG_DONTWAIT);
+    if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN)) return;
+  }
 }
 
 }  // namespace
@@ -35,20 +57,79 @@ Session::Impl::Impl(const AttachOptions& options, Attachment attachment)
          attached.welcome.channel.sq_entries, &header->sq_head, &header->sq_tail),
       cq(cq_entries, attached.welcome.channel.cq_entries, &header->cq_head),
       operations(attached.welcome.channel.cq_entries),
-      arena(attached.welcome.channel.arena_bytes) {}
+      arena(attached.welcome.channel.arena_bytes) {
+  // The engine's signal handlers must not run in this thread.
+  sigset_t all;
+  sigset_t before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  guardian = std::thread([this] { guard(); });
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Session::Impl::guard() {
+  hold_tripwire(&header->client_tripwire, &header->daemon_tripwire, guard_stop, [this](std::uint32_t word) {
+    // Armed is no news. Fired, or let go: the daemon is dying, or has ended this session.
+    if (word != 0 && !tripwire_fired(word)) return true;
+    const std::lock_guard lock(mutex);
+    look_at_daemon();
+    return true;
+  });
+}
+
+void Session::Impl::continue_from(Impl& lost) {
+  operations.continue_after(lost.operations);
+  for (std::uint32_t i = 0; i < kWriteFences; ++i) {
+    fences->write[i].value.store(lost.fences->write[i].value.load(std::memory_order_acquire),
+                                 std::memory_order_release);
+  }
+  for (std::uint32_t slot = 0; slot < kProducerSlots; ++slot) {
+    LayerFences& to = fences->load[slot];
+    const LayerFences& from = lost.fences->load[slot];
+    to.failed.store(from.failed.load(std::memory_order_acquire), std::memory_order_release);
+    for (std::uint32_t layer = 0; layer < kMaxLayers; ++layer) {
+      to.layer[layer].store(from.layer[layer].load(std::memory_order_acquire), std::memory_order_release);
+    }
+    layer_loads[slot] = lost.layer_loads[slot];
+  }
+}
 
 Session::Impl::~Impl() {
   // The range is not there in a child, or belongs to somebody else by now.
-  if (fork.forked()) attached.channel.forget();
+  if (fork.forked()) {
+    attached.channel.forget();
+    static_cast<void>(stream_fences.release());
+    // The thread is the parent's: here is nothing to join, and destroying a joinable thread ends the process.
+    // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): a child without memory may end here
+    static_cast<void>(new std::thread(std::move(guardian)));
+    return;
+  }
+  guard_stop.stop(&header->daemon_tripwire);
+  guardian.join();
 }
 
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 Session::~Session() {
+  reattachment_.reset();
+  if (!impl_.valid()) return;
   close();
+  // Their threads use the session: they end first.
+  impl_.end_stream_fences();
+}
+
+void Session::Current::end_stream_fences() {
+  for (const auto& life : lives_) {
+    if (!life->fork.forked()) life->stream_fences.reset();
+  }
+}
+
+void Session::follow_daemon() const {
+  if (reattachment_ != nullptr && impl_->ended()) reattachment_->switch_over(*this);
 }
 
 void Session::close() {
+  if (reattachment_) reattachment_->stop();
   Impl& m = *impl_;
   if (m.fork.forked()) return;
   const std::lock_guard lock(m.mutex);
@@ -57,6 +138,7 @@ void Session::close() {
   // Without it the daemon counts the session as lost, which does no other harm.
   static_cast<void>(send_message(m.attached.socket.get(), bytes, {}, 0));
   m.end(Status::closed, "the session was closed");
+  if (m.exported_memory.load(std::memory_order_relaxed)) await_end(m.attached.socket.get());
   ::shutdown(m.attached.socket.get(), SHUT_RDWR);
 }
 
@@ -79,6 +161,7 @@ NamespaceId Session::namespace_id() const {
 }
 
 ProbeResult Session::probe(std::span<const PrefixHash> hashes) const {
+  follow_daemon();
   const Impl& m = *impl_;
   if (m.fork.forked() || m.ended()) return {};
   const A64& epoch = m.attached.tables.header->instance_epoch;
@@ -90,6 +173,7 @@ ProbeResult Session::probe(std::span<const PrefixHash> hashes) const {
 }
 
 Status Session::state() const {
+  follow_daemon();
   Impl& m = *impl_;
   if (m.fork.forked()) return Status::forked;
   if (!m.ended() && (m.header->session_ended.load(std::memory_order_relaxed) != 0 ||

@@ -11,6 +11,7 @@
 namespace hicache {
 
 std::optional<OperationResult> Session::poll() {
+  follow_daemon();
   Impl& m = *impl_;
   if (m.fork.forked()) return std::nullopt;
   const bool look = !m.news() && m.look_due();
@@ -21,7 +22,7 @@ std::optional<OperationResult> Session::poll() {
 }
 
 bool Session::Impl::look_due() const {
-  if (header->session_ended.load(std::memory_order_relaxed) != 0 && !ended()) return true;
+  if ((header->session_ended.load(std::memory_order_relaxed) != 0 || daemon_died()) && !ended()) return true;
   // Reading a clock costs as much as several looks at the ring. Lost counts of racing threads do no harm.
   const std::uint32_t polls = idle_polls.load(std::memory_order_relaxed);
   idle_polls.store(polls + 1, std::memory_order_relaxed);
@@ -34,7 +35,8 @@ bool Session::Impl::plausible(const Operation& operation, const Completion& c) c
   if (c.flags == Completion::kPagesBusy && !operation.touches_pages()) return false;
   if (c.flags != 0 && c.flags != Completion::kPagesBusy) return false;
   const std::uint64_t pages = std::uint64_t{c.written} + c.present + c.filling + c.dropped;
-  if (c.hits > operation.count || pages > operation.count) return false;
+  const std::uint32_t most_hits = c.opcode == Opcode::agree ? 1 : operation.count;
+  if (c.hits > most_hits || pages > operation.count) return false;
   return operation.stage == Stage::open || operation.stage == Stage::expired;
 }
 
@@ -118,12 +120,17 @@ OperationResult Session::Impl::deliver(Operation& operation) {
     settle(operation);
     return r;
   }
-  r.hits = c.hits;
   r.written = c.written;
   r.present = c.present;
   r.filling = c.filling;
   r.dropped = c.dropped;
-  r.bytes = c.bytes;
+  if (operation.opcode == Opcode::agree) {
+    r.agreed = c.bytes;
+    r.agreed_failed = c.hits != 0;
+  } else {
+    r.hits = c.hits;
+    r.bytes = c.bytes;
+  }
   r.operation_sequence = c.operation_sequence;
   r.pages_busy = c.flags == Completion::kPagesBusy;
   if (operation.opcode == Opcode::write) {
@@ -175,7 +182,7 @@ void Session::Impl::look_at_daemon() {
     } else if (attached.tables.header->instance_epoch.load(std::memory_order_acquire) !=
                attached.welcome.instance_epoch) {
       end(Status::daemon_lost, "another daemon has taken the region over");
-    } else if (watch.hung_up()) {
+    } else if (daemon_died() || watch.hung_up()) {
       end(Status::daemon_lost, "the daemon is gone");
     } else {
       expire_overdue(now);
@@ -204,6 +211,8 @@ void Session::Impl::end(Status reason, const std::string& text) {
     settle(operation);
   });
   end_reason.store(reason, std::memory_order_release);
+  end_signal.store(1, std::memory_order_release);
+  futex_wake_all(&end_signal);
   prove_copies_over();
   publish_hints();
   wake_sleepers();

@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "arena.hpp"
@@ -27,7 +28,9 @@
 #include "shm/region.hpp"
 #include "shm/ring.hpp"
 #include "shm/shared_memory.hpp"
+#include "shm/tripwire.hpp"
 #include "shm/waiting.hpp"
+#include "stream_fences.hpp"
 
 namespace hicache {
 
@@ -97,6 +100,14 @@ struct HICACHE_LOCAL Session::Impl {
   // Ends the session: every open operation gets its result. The first reason stays.
   void end(Status reason, const std::string& text);
 
+  // True when the daemon's tripwire has fired. No lock.
+  [[nodiscard]] bool daemon_died() const {
+    return tripwire_fired(header->daemon_tripwire.load(std::memory_order_relaxed));
+  }
+  // Continues a lost session's numbers in this one: tickets stay unique and fences never move back. Nobody
+  // else uses either yet, and every result of the lost one has been read.
+  void continue_from(Impl& lost);
+
   // --- session_wait.cpp
   // Sleeps until a completion comes, another thread changes something, or the deadline. The caller has looked
   // at the table under the mutex. `idle` carries over between the calls of one wait: its last sleep was in
@@ -107,6 +118,10 @@ struct HICACHE_LOCAL Session::Impl {
   void wake_sleepers();
   // How the load of a released fence ended; nothing while it is not known.
   std::optional<Status> load_status(const LayerFence& fence);
+
+  // --- session_streams.cpp
+  // The fence words as streams see them; made at the first use. Under the mutex.
+  Result<StreamFences*> streams_locked(Session& session, void* stream);
 
   // --- immutable after attach
   const ForkGuard fork;
@@ -134,6 +149,7 @@ struct HICACHE_LOCAL Session::Impl {
 
   // --- registration: one at a time, never under `mutex`
   std::mutex registration_mutex;
+  std::atomic<bool> exported_memory{false};  // GPU memory was offered to the daemon
   enum class Registration { none, unanswered, done } registration = Registration::none;
 
   // --- guarded
@@ -150,9 +166,15 @@ struct HICACHE_LOCAL Session::Impl {
   bool someone_parked = false;            // one thread sleeps on the channel's word for all others
   std::uint32_t followers = 0;            // the others; they sleep on `changes`
   std::atomic<std::uint32_t> changes{0};  // futex word, grows whenever a follower may have something to do
+  std::atomic<std::uint32_t> end_signal{0};  // futex word, 1 once the session has ended
   SessionCounters counters;
+  std::unique_ptr<StreamFences> stream_fences;     // nullptr until a stream uses a fence
+  std::uint32_t stream_raised[kWriteFences] = {};  // highest value that a stream was told to write
 
  private:
+  // Holds this side's tripwire and looks at the daemon whenever its side changes: waits end even where every
+  // thread of the engine sleeps in them.
+  void guard();
   void expire_overdue(std::uint64_t now_ns);
   void prove_copies_over();
   void release_orphans();
@@ -160,6 +182,9 @@ struct HICACHE_LOCAL Session::Impl {
   [[nodiscard]] bool plausible(const Operation& operation, const Completion& completion) const;
   // Queues what is pending, or frees the operation when nothing is and nothing will be.
   void settle(Operation& operation);
+
+  TripwireStop guard_stop;
+  std::thread guardian;
 };
 
 }  // namespace hicache

@@ -117,6 +117,7 @@ Outcome Session::Impl::check_pages(std::span<const DevicePage> pages) const {
 }
 
 Result<Ticket> Session::nop(std::uint32_t deadline_ms) {
+  follow_daemon();
   Submission s;
   s.opcode = Opcode::nop;
   s.deadline_ms = deadline_ms;
@@ -125,6 +126,7 @@ Result<Ticket> Session::nop(std::uint32_t deadline_ms) {
 
 Result<Ticket> Session::reserve(std::uint64_t sequence, std::span<const PrefixHash> hashes,
                                 std::uint32_t deadline_ms) {
+  follow_daemon();
   if (impl_->fork.forked()) return forked_error();
   if (sequence == 0) return Error{Status::invalid_argument, "sequence is 0; sequences start at 1", 0};
   if (hashes.empty()) return Error{Status::invalid_argument, "no hashes; at least 1 expected", 0};
@@ -144,6 +146,7 @@ Result<Ticket> Session::reserve(std::uint64_t sequence, std::span<const PrefixHa
 
 Result<Ticket> Session::write(LeaseId lease, std::uint32_t first, std::span<const DevicePage> pages,
                               std::optional<WriteFence> fence, std::uint32_t deadline_ms) {
+  follow_daemon();
   if (impl_->fork.forked()) return forked_error();
   if (const auto checked = impl_->check_pages(pages); !checked) return checked.error();
   if (fence && fence->index >= kWriteFences) {
@@ -166,6 +169,7 @@ Result<Ticket> Session::write(LeaseId lease, std::uint32_t first, std::span<cons
 
 Result<Ticket> Session::load(LeaseId lease, std::uint32_t first, std::span<const DevicePage> pages,
                              std::optional<LayerFence> fence, std::uint32_t deadline_ms) {
+  follow_daemon();
   Impl& m = *impl_;
   if (m.fork.forked()) return forked_error();
   if (const auto checked = m.check_pages(pages); !checked) return checked.error();
@@ -196,10 +200,22 @@ Result<Ticket> Session::load(LeaseId lease, std::uint32_t first, std::span<const
 }
 
 Result<Ticket> Session::release(LeaseId lease, std::uint32_t deadline_ms) {
+  follow_daemon();
   Submission s;
   s.opcode = Opcode::release;
   s.deadline_ms = deadline_ms;
   s.sequence_or_lease = lease.value;
+  return impl_->post(s, {}, 0);
+}
+
+Result<Ticket> Session::agree(std::uint64_t number, std::uint32_t deadline_ms) {
+  if (number == 0) {
+    return Error{Status::invalid_argument, "agreement 0; agreements are numbered from 1", 0};
+  }
+  Submission s;
+  s.opcode = Opcode::agree;
+  s.deadline_ms = deadline_ms;
+  s.sequence_or_lease = number;
   return impl_->post(s, {}, 0);
 }
 

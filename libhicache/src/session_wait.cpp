@@ -101,6 +101,7 @@ void Session::Impl::park(std::unique_lock<std::mutex>& lock, std::uint64_t deadl
 }
 
 Result<OperationResult> Session::wait(Ticket ticket, std::uint32_t timeout_ms) {
+  follow_daemon();
   Impl& m = *impl_;
   if (m.fork.forked()) return forked_error();
   for (int looks = 0; looks < kEagerLooks && !m.news(); ++looks) {
@@ -141,6 +142,7 @@ Result<OperationResult> Session::wait(Ticket ticket, std::uint32_t timeout_ms) {
 }
 
 Result<OperationResult> Session::wait_any(std::uint32_t timeout_ms) {
+  follow_daemon();
   Impl& m = *impl_;
   if (m.fork.forked()) return forked_error();
   for (int looks = 0; looks < kEagerLooks && !m.news(); ++looks) {

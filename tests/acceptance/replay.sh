@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Replays the real conversation trace and compares the figures exactly: eviction order, prefix hits and every byte.
 #
-#   replay.sh quick   1,000 requests, 2,000 pages, MHA and MLA            (seconds; CTest runs it)
+#   replay.sh quick   1,000 requests, 2,000 pages, MHA and MLA, and a few through the controller (CTest runs it)
 #   replay.sh full    the whole trace at 1,000, 10,000 and 50,000 pages, MHA and MLA, and eight at once
 #
 # hicache-dump --check runs against the daemon all the time and once more on the region that it leaves behind.
@@ -117,6 +117,10 @@ quick() {
       --attention "$attention" --ranks 4 --concurrency 1 --pool-pages 2000 --limit 1000 \
       -- requests=1000 hits=1151 written=26154 dropped=0 verify_errors=0
   done
+  # The tree and the controller find what a plain replay finds.
+  replay "400 requests, 1,000 pages, through the controller" \
+    --controller --attention mha --ranks 2 --pool-pages 1000 --limit 400 \
+    -- requests=400 hits=399 written=10950 evicted=9950 dropped=0 verify_errors=0
 }
 
 # exact ATTENTION PAGES HITS WRITTEN EVICTED
@@ -156,6 +160,9 @@ main() {
         exact "$attention" 10000 61046 227454 217454
         exact "$attention" 50000 102290 186210 136210
       done
+      replay "whole trace, 10,000 pages, through the controller" \
+        --controller --attention mha --ranks 4 --pool-pages 10000 \
+        -- requests=12031 pages=288500 hits=61046 written=227454 evicted=217454 dropped=0 verify_errors=0
       concurrent
       ;;
   esac

@@ -135,7 +135,8 @@ TEST_CASE("a full namespace table never frees a namespace that an attached engin
   REQUIRE(held.status == Status::ok);
   const std::string base = to_hex(spec.base_digest()).substr(0, 16);
   REQUIRE(control(daemon.socket_path(), {"namespace", "bump", base}).ok());
-  // One entry is retired but held by the lease, one is the successor without pages: only one is left for others.
+  // One entry is retired but held by the lease, one is the successor without pages: only one is left for
+  // others.
   NamespaceSpec other = spec;
   other.model = "other";
   TestRank second(daemon, "second", 0, other);

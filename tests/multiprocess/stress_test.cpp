@@ -1,4 +1,5 @@
-// Many ranks that attach, work, detach, exit without detaching, or are killed, all at once and for many rounds.
+// Many ranks that attach, work, detach, exit without detaching, or are killed, all at once and for many
+// rounds.
 #include <csignal>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -43,7 +44,9 @@ int work(const TestDaemon& daemon, const std::string& engine, std::uint64_t seed
 
 }  // namespace
 
-TEST_CASE("ranks that come, work and go in every way leave no page, pin, lease or client behind, and no wrong byte") {
+TEST_CASE(
+    "ranks that come, work and go in every way leave no page, pin, lease or client behind, and no wrong "
+    "byte") {
   const auto seed = std::random_device{}();
   CAPTURE(seed);
   std::mt19937_64 random(seed);
@@ -85,8 +88,11 @@ TEST_CASE("ranks that come, work and go in every way leave no page, pin, lease o
   REQUIRE(eventually([&] { return descriptor_count(daemon.pid()) <= descriptors; }));
 }
 
-TEST_CASE("a client that lets its completions pile up is refused, harms nobody, and is served on once it reads them") {
-  // The coordinator sleeps until it is kicked; a park that ends with work but without a kick counts as a late wake.
+TEST_CASE(
+    "a client that lets its completions pile up is refused, harms nobody, and is served on once it reads "
+    "them") {
+  // The coordinator sleeps until it is kicked; a park that ends with work but without a kick counts as a late
+  // wake.
   const TestDaemon daemon(R"({"limits": {"submission_entries": 4, "completion_entries": 8},
                               "waiting": {"spin_us": 0, "yield_us": 0, "park_ms": 10000}})");
   TestRank lazy(daemon, "lazy", 0, small_spec(Attention::mha, 1));

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -123,6 +124,8 @@ Child Child::start(const std::function<int()>& body) {
   // The death signal follows the starting thread, so only the main thread may ask for it.
   const bool from_main = ::gettid() == ::getpid();
   const pid_t parent = ::getpid();
+  // What this process has not printed yet must not be printed by the child as well.
+  std::fflush(nullptr);
   const pid_t pid = ::fork();
   if (pid < 0) throw os_failure("fork");
   if (pid == 0) {

@@ -56,13 +56,17 @@ class TestRank {
   static constexpr std::uint32_t kDevicePages = 64;
 
   // Attaches and registers. Throws when the daemon refuses.
-  TestRank(const TestDaemon& daemon, const std::string& engine, std::uint32_t tp_rank, NamespaceSpec spec)
-      : spec_(std::move(spec)), tp_rank_(tp_rank), buffer_(take(HostDeviceBuffer::create(bytes_needed(spec_)))) {
+  TestRank(const TestDaemon& daemon, const std::string& engine, std::uint32_t tp_rank, NamespaceSpec spec,
+           bool reattach = false)
+      : spec_(std::move(spec)),
+        tp_rank_(tp_rank),
+        buffer_(take(HostDeviceBuffer::create(bytes_needed(spec_)))) {
     AttachOptions options;
     options.socket_path = daemon.socket_path();
     options.engine = engine;
     options.tp_rank = tp_rank;
     options.spec = spec_;
+    options.reattach = reattach;
     session_ = take(Session::attach(options));
     const auto g = geometry();
     const int fds[] = {buffer_.fd()};
@@ -82,7 +86,8 @@ class TestRank {
   }
   [[nodiscard]] bool holds(DevicePage page, const PrefixHash& key) {
     bool right = true;
-    for_each_word(page, [&](std::uint64_t& word, std::uint64_t n) { right = right && word == expected(key, n); });
+    for_each_word(page,
+                  [&](std::uint64_t& word, std::uint64_t n) { right = right && word == expected(key, n); });
     return right;
   }
 
@@ -110,7 +115,8 @@ class TestRank {
 
   template <class T>
   static T take(Result<T> result) {
-    if (!result) throw std::runtime_error(std::string(to_string(result.status())) + ": " + result.error().message);
+    if (!result)
+      throw std::runtime_error(std::string(to_string(result.status())) + ": " + result.error().message);
     return std::move(*result);
   }
 
@@ -124,7 +130,8 @@ class TestRank {
   void for_each_word(DevicePage page, Visit&& visit) {
     std::uint64_t n = 0;
     for (const DeviceTensor& tensor : geometry().tensors) {
-      auto* words = reinterpret_cast<std::uint64_t*>(buffer_.data() + tensor.offset + page.value * tensor.page_stride);
+      auto* words =
+          reinterpret_cast<std::uint64_t*>(buffer_.data() + tensor.offset + page.value * tensor.page_stride);
       for (std::uint64_t i = 0; i < tensor.page_bytes / 8; ++i) visit(words[i], n++);
     }
   }
@@ -136,9 +143,11 @@ class TestRank {
 };
 
 // Reserve, write and release of a whole prompt by a group of one rank. Returns pages published.
-inline std::uint32_t write_prompt(TestRank& rank, std::uint64_t sequence, const std::vector<PrefixHash>& hashes) {
+inline std::uint32_t write_prompt(TestRank& rank, std::uint64_t sequence,
+                                  const std::vector<PrefixHash>& hashes) {
   const auto reserved = rank.run(rank.session().reserve(sequence, hashes));
-  if (reserved.status != Status::ok) throw std::runtime_error("reserve: " + std::string(to_string(reserved.status)));
+  if (reserved.status != Status::ok)
+    throw std::runtime_error("reserve: " + std::string(to_string(reserved.status)));
   std::uint32_t written = 0;
   const auto missing = static_cast<std::uint32_t>(hashes.size()) - reserved.hits;
   if (missing > 0) {

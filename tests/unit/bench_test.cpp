@@ -1,7 +1,11 @@
 // The parts of hicache-bench whose errors would make its figures lie: pattern, trace, conversations, keys,
 // histogram.
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <vector>
@@ -13,6 +17,7 @@
 #include "tools/bench/latency_histogram.hpp"
 #include "tools/bench/page_pattern.hpp"
 #include "tools/bench/trace_reader.hpp"
+#include "tools/bench/tree_replay.hpp"
 #include "tools/bench/workload.hpp"
 
 using namespace hicache;
@@ -167,6 +172,64 @@ TEST_CASE("a workload's keys are the prefix-hash chain over tokens that equal th
     const auto chain = hash_chain(tokens, 16);
     const auto keys = workload.keys(i);
     CHECK(std::vector<PrefixHash>(keys.begin(), keys.end()) == chain);
+  }
+}
+
+// The pages of a prefix cache one by one, without a tree: who was used last, who has somebody behind it.
+static std::uint64_t flat_lru_hits(const Workload& workload, std::size_t capacity) {
+  struct Page {
+    std::uint64_t stamp = 0;
+    std::optional<std::array<std::uint64_t, 4>> parent;
+    int children = 0;
+  };
+  std::map<std::array<std::uint64_t, 4>, Page> pages;
+  std::uint64_t clock = 0;
+  std::uint64_t hits = 0;
+  for (std::size_t request = 0; request < workload.size(); ++request) {
+    const auto keys = workload.keys(request);
+    std::size_t found = 0;
+    while (found < keys.size() && pages.contains(keys[found].words)) ++found;
+    hits += found;
+    const auto in_use = [&](const std::array<std::uint64_t, 4>& key) {
+      return std::any_of(keys.begin(), keys.end(), [&](const PrefixHash& k) { return k.words == key; });
+    };
+    for (std::size_t i = found; i < keys.size(); ++i) {
+      if (pages.size() == capacity) {
+        auto victim = pages.end();
+        for (auto at = pages.begin(); at != pages.end(); ++at) {
+          if (at->second.children == 0 && !in_use(at->first) &&
+              (victim == pages.end() || at->second.stamp < victim->second.stamp)) {
+            victim = at;
+          }
+        }
+        if (victim->second.parent) --pages[*victim->second.parent].children;
+        pages.erase(victim);
+      }
+      Page page;
+      if (i > 0) {
+        page.parent = keys[i - 1].words;
+        ++pages[keys[i - 1].words].children;
+      }
+      pages[keys[i].words] = page;
+    }
+    // One use of all pages, the last one the oldest.
+    for (std::size_t i = keys.size(); i-- > 0;) pages[keys[i].words].stamp = ++clock;
+  }
+  return hits;
+}
+
+TEST_CASE("the tree's lru has exactly the hits of page after page without a tree") {
+  ConversationOptions options;
+  options.requests = 400;
+  for (const std::uint64_t seed : {1u, 2u, 3u}) {
+    options.seed = seed;
+    const auto workload = Workload::from_blocks(generate_conversations(options), 16);
+    for (const std::uint64_t capacity : {60u, 150u, 400u}) {
+      INFO("seed " << seed << ", " << capacity << " pages");
+      const auto hits = replay_on_tree(workload, capacity, TreePolicy::lru);
+      REQUIRE(hits.ok());
+      CHECK(*hits == flat_lru_hits(workload, capacity));
+    }
   }
 }
 

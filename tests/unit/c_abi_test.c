@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include "hicache/hicache.h"
+#include "hicache/hicache_controller.h"
 
 static int failures = 0;
 
@@ -68,6 +69,25 @@ int main(int argc, char** argv) {
   FIND(hicache_namespace_digest);
   FIND(hicache_namespace_seed);
   FIND(hicache_hash_chain);
+  FIND(hicache_controller_create);
+  FIND(hicache_controller_destroy);
+  FIND(hicache_controller_alloc);
+  FIND(hicache_controller_free);
+  FIND(hicache_controller_match);
+  FIND(hicache_controller_adopt);
+  FIND(hicache_controller_insert);
+  FIND(hicache_controller_load_back);
+  FIND(hicache_controller_lock);
+  FIND(hicache_controller_unlock);
+  FIND(hicache_controller_evict);
+  FIND(hicache_controller_evict_host);
+  FIND(hicache_controller_pin);
+  FIND(hicache_controller_expire_pins);
+  FIND(hicache_controller_set_start_fence);
+  FIND(hicache_controller_start_loading);
+  FIND(hicache_controller_wait_layer);
+  FIND(hicache_controller_check_events);
+  FIND(hicache_controller_reset);
   if (failures > 0) return 1;
 
   CHECK(strcmp(p_hicache_version(), argv[2]) == 0);

@@ -38,6 +38,19 @@ DeviceGeometry geometry(const NamespaceSpec& s) {
   return g;
 }
 
+// The same on a GPU: all tensors in one range that begins inside an exported allocation.
+DeviceGeometry cuda_geometry(const NamespaceSpec& s) {
+  DeviceGeometry g = geometry(s);
+  for (DeviceAllocation& a : g.allocations) {
+    a.kind = DeviceKind::cuda;
+    a.gpu_uuid[3] = 7;
+    a.ipc_handle[63] = 9;
+    a.base_offset = 512;
+    a.base_bytes = 512 + a.bytes;
+  }
+  return g;
+}
+
 void check_refused(const DeviceGeometry& g, const NamespaceSpec& s, const std::string& text) {
   const Outcome outcome = g.validate(s);
   REQUIRE(outcome.status() == Status::invalid_argument);
@@ -171,6 +184,61 @@ TEST_CASE("A wrong geometry is refused by tensor and field") {
     NamespaceSpec broken = s;
     broken.tp_size = 0;
     check_refused(g, broken, "tp_size");
+  }
+}
+
+TEST_CASE("A CUDA range may lie anywhere inside the allocation that was exported") {
+  const NamespaceSpec s = spec(Attention::mha);
+  DeviceGeometry g = cuda_geometry(s);
+  CHECK(g.validate(s).ok());
+  CHECK(g.descriptors() == 0);
+  g.allocations[1].export_kind = CudaExport::posix_fd;
+  g.allocations[1].ipc_handle = {};
+  CHECK(g.validate(s).ok());
+  CHECK(g.descriptors() == 1);
+  CHECK(geometry(s).descriptors() == 2);
+}
+
+TEST_CASE("A wrong CUDA allocation is refused by its number and what is wrong with it") {
+  const NamespaceSpec s = spec(Attention::mha);
+  DeviceGeometry g = cuda_geometry(s);
+  DeviceAllocation& a = g.allocations[1];
+  SECTION("host and cuda together") {
+    a = geometry(s).allocations[1];
+    check_refused(g, s, "allocation 1 has another kind than allocation 0");
+  }
+  SECTION("two GPUs") {
+    a.gpu_uuid[0] = 1;
+    check_refused(g, s, "allocation 1 is on another GPU");
+  }
+  SECTION("no GPU") {
+    g.allocations[0].gpu_uuid = {};
+    check_refused(g, s, "allocation 0 has no GPU UUID");
+  }
+  SECTION("no handle") {
+    a.ipc_handle = {};
+    check_refused(g, s, "allocation 1 has an empty ipc handle");
+  }
+  SECTION("an unknown way of export") {
+    a.export_kind = static_cast<CudaExport>(3);
+    check_refused(g, s, "allocation 1 has export kind 3");
+  }
+  SECTION("an end one word past the base") {
+    a.base_offset += 8;
+    check_refused(g, s, "allocation 1 has 3840 bytes at base offset 520");
+  }
+  SECTION("more bytes than the base") {
+    a.base_bytes = a.bytes - 8;
+    a.base_offset = 0;
+    check_refused(g, s, "allocation 1 has 3840 bytes at base offset 0");
+  }
+  SECTION("an offset whose end overflows") {
+    a.base_offset = ~7ull;
+    check_refused(g, s, "allocation 1 has 3840 bytes at base offset 18446744073709551608");
+  }
+  SECTION("an offset that is not a multiple of a word") {
+    a.base_offset = 4;
+    check_refused(g, s, "allocation 1 has base offset 4");
   }
 }
 

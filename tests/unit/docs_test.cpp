@@ -117,6 +117,31 @@ TEST_CASE("docs/operations.md explains every counter in the words of the code") 
   CHECK(rows == hicache::kCounterCount);
 }
 
+TEST_CASE("docs/behaviour.md names for each acceptance case a test that holds its number") {
+  const std::string page = read_page("behaviour.md");
+  std::istringstream lines(page);
+  std::string line;
+  std::size_t cases = 0;
+  while (std::getline(lines, line)) {
+    if (line.rfind("| AC-", 0) != 0) continue;
+    ++cases;
+    const std::string number = line.substr(2, 5);
+    const std::string tests = line.substr(0, line.find(" |", 9));
+    std::size_t named = 0;
+    for (auto at = tests.find('`'); at != std::string::npos; at = tests.find('`', at + 1)) {
+      const auto end = tests.find('`', at + 1);
+      const std::string file = tests.substr(at + 1, end - at - 1);
+      INFO(number << " in " << file);
+      CHECK(read_file(file).find(number) != std::string::npos);
+      ++named;
+      at = end;
+    }
+    INFO(line);
+    CHECK(named > 0);
+  }
+  CHECK(cases == 50);
+}
+
 TEST_CASE("README.md shows the example programs as they are") {
   const std::string readme = read_file("README.md");
   for (const std::string path : {"tests/examples/attach.cpp", "tests/examples/ask.c"}) {

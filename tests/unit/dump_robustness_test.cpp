@@ -166,7 +166,7 @@ TEST_CASE("A region that claims to be huge is refused before memory is taken for
   } huge;
   Tables& t = huge.region.tables();
   t.header->region_bytes.store(1ull << 45);
-  t.header->sections[static_cast<std::size_t>(SectionKind::flight_recorder) - 1].entries.store(0xfffffff0u);
+  t.header->sections[static_cast<std::size_t>(SectionKind::checksums) - 1].entries.store(0xfffffff0u);
   huge.region.seal_header();
   const Snapshot snapshot = Snapshot::take(huge);
   CHECK(snapshot.verdict().condition == Condition::damaged);

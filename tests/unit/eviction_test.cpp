@@ -51,7 +51,8 @@ TEST_CASE("the evictable set agrees with a sorted set under random changes") {
       model.erase({found->second, page});
       rank_of.erase(found);
     } else {
-      const std::uint64_t rank = random() % 2 ? ++clock + 1'000'000 : random() % 1'000'000 * 1'000 + ++clock % 1'000;
+      const std::uint64_t rank =
+          random() % 2 ? ++clock + 1'000'000 : random() % 1'000'000 * 1'000 + ++clock % 1'000;
       if (model.contains({rank, page})) continue;
       set.insert(PageId{page}, size_class, {rank, page});
       model.emplace(rank, page);

@@ -59,6 +59,13 @@ RegisterBuffers buffers() {
   RegisterBuffers m;
   m.geometry.pages = 5;
   m.geometry.allocations = {{DeviceKind::host, 4096}, {DeviceKind::cuda, 1ull << 40}};
+  DeviceAllocation& cuda = m.geometry.allocations[1];
+  for (std::uint8_t i = 0; i < cuda.gpu_uuid.size(); ++i) cuda.gpu_uuid[i] = static_cast<std::uint8_t>(i + 1);
+  for (std::uint8_t i = 0; i < cuda.ipc_handle.size(); ++i)
+    cuda.ipc_handle[i] = static_cast<std::uint8_t>(i + 99);
+  cuda.export_kind = CudaExport::posix_fd;
+  cuda.base_bytes = 1ull << 42;
+  cuda.base_offset = 1ull << 41;
   m.geometry.tensors = {{0, 1, TensorKind::k, 8, 16, 24}, {1, 0, TensorKind::latent, 1ull << 33, 32, 40}};
   return m;
 }
@@ -124,6 +131,11 @@ TEST_CASE("RegisterBuffers survives the wire") {
   REQUIRE(g.allocations.size() == 2);
   CHECK(g.allocations[1].kind == DeviceKind::cuda);
   CHECK(g.allocations[1].bytes == 1ull << 40);
+  CHECK(g.allocations[1].gpu_uuid[15] == 16);
+  CHECK(g.allocations[1].ipc_handle[63] == 162);
+  CHECK(g.allocations[1].export_kind == CudaExport::posix_fd);
+  CHECK(g.allocations[1].base_bytes == 1ull << 42);
+  CHECK(g.allocations[1].base_offset == 1ull << 41);
   REQUIRE(g.tensors.size() == 2);
   CHECK(g.tensors[0].layer == 1);
   CHECK(g.tensors[0].kind == TensorKind::k);
@@ -149,6 +161,10 @@ TEST_CASE("The largest geometry that is allowed fits a socket message") {
   m.geometry.allocations.resize(kMaxAllocations);
   m.geometry.tensors.resize(kMaxTensors);
   CHECK(round_trip(m).geometry.tensors.size() == kMaxTensors);
+  CHECK(encode_message(m).size() <= 160 * 1024);
+  // On a GPU every tensor is one of a layer, so there are never more than two a layer.
+  for (DeviceAllocation& a : m.geometry.allocations) a.kind = DeviceKind::cuda;
+  m.geometry.tensors.resize(2 * kMaxLayers);
   CHECK(encode_message(m).size() <= 160 * 1024);
 }
 
@@ -200,6 +216,11 @@ TEST_CASE("Unknown enum values, over-long texts and absurd counts are refused") 
   SECTION("device kind") {
     RegisterBuffers m = buffers();
     m.geometry.allocations[0].kind = static_cast<DeviceKind>(0);
+    check_refused(m);
+  }
+  SECTION("export kind") {
+    RegisterBuffers m = buffers();
+    m.geometry.allocations[1].export_kind = static_cast<CudaExport>(0);
     check_refused(m);
   }
   SECTION("tensor kind") {

@@ -10,8 +10,10 @@ namespace {
 struct Fixture {
   explicit Fixture(std::uint32_t capacity, std::uint32_t segments = 16)
       : region(test::MemoryRegion::small(capacity, segments)),
-        policy(make_eviction_policy(EvictionPolicyName::lru)), stats(region.tables().counters),
-        pages(region.tables(), 64 * kKiB, *policy, stats), leases(region.tables(), pages, stats),
+        policy(make_eviction_policy(EvictionPolicyName::lru)),
+        stats(region.tables().counters),
+        pages(region.tables(), 64 * kKiB, *policy, stats),
+        leases(region.tables(), pages, stats),
         size_class(pages.slots().class_for(4 * kKiB)) {}
 
   static PrefixHash key(std::uint64_t n) { return PrefixHash{{n * 0x9e3779b97f4a7c15ull, n, 7, 9}}; }
@@ -90,7 +92,8 @@ TEST_CASE("a prefix is evicted from its end: a page with cached children stays")
   CHECK(f.stats.get(Counter::evicted) == 3);
 }
 
-TEST_CASE("exactly the capacity is resident before a page is evicted, and one eviction makes room for one page") {
+TEST_CASE(
+    "exactly the capacity is resident before a page is evicted, and one eviction makes room for one page") {
   Fixture f(4);
   PageId first = f.ready(1, PageId::none(), 0);
   for (std::uint64_t n = 2; n <= 4; ++n) f.ready(n, PageId::none(), 0);
@@ -183,7 +186,8 @@ TEST_CASE("dropping single pins keeps the lease's chunks and the pages' counts i
   const auto& entry = f.region.tables().leases[lease->slot.value];
   CHECK(entry.pins.load() == 34);
   std::uint32_t in_chunks = 0;
-  for (std::uint32_t c = entry.first_chunk.load(); c != kNone32; c = f.region.tables().pin_chunks[c].next.load()) {
+  for (std::uint32_t c = entry.first_chunk.load(); c != kNone32;
+       c = f.region.tables().pin_chunks[c].next.load()) {
     in_chunks += f.region.tables().pin_chunks[c].count.load();
   }
   CHECK(in_chunks == 34);

@@ -40,6 +40,25 @@ TEST_CASE("a freed neighbour is taken before any other slot") {
   CHECK(pool.slots.allocate(cls, slots[4]).is_none());
 }
 
+TEST_CASE("only the usable part of the pool gets new slots, and what was taken before keeps serving") {
+  Pool pool(4);
+  const SizeClassId cls = pool.slots.class_for(32 * kKiB);  // two a segment
+  const SizeClassId other = pool.slots.class_for(kSegment);
+  pool.slots.set_usable_bytes(0);
+  CHECK_FALSE(pool.slots.can_allocate(cls));
+  CHECK(pool.slots.allocate(cls, PoolOffset::none()).is_none());
+  pool.slots.set_usable_bytes(2 * kSegment - 1);  // a segment counts when all of it does
+  const PoolOffset first = pool.slots.allocate(cls, PoolOffset::none());
+  CHECK(first == PoolOffset{0});
+  CHECK_FALSE(pool.slots.can_allocate(other));
+  pool.slots.set_usable_bytes(2 * kSegment);
+  CHECK(pool.slots.allocate(other, PoolOffset::none()) == PoolOffset{kSegment});
+  pool.slots.set_usable_bytes(0);
+  CHECK(pool.slots.allocate(cls, first) == PoolOffset{32 * kKiB});
+  pool.slots.set_usable_bytes(4 * kSegment);
+  CHECK(pool.slots.can_allocate(other));
+}
+
 TEST_CASE("an empty segment goes back and serves another size class") {
   Pool pool(1);
   const SizeClassId small = pool.slots.class_for(4 * kKiB);
@@ -91,7 +110,8 @@ TEST_CASE("random allocation in several classes never gives a byte to two slots"
       REQUIRE(slot.value + bytes <= 64 * kSegment);
       const auto after = live.lower_bound(slot.value);
       if (after != live.end()) REQUIRE(slot.value + bytes <= after->first);
-      if (after != live.begin()) REQUIRE(std::prev(after)->first + std::prev(after)->second.bytes <= slot.value);
+      if (after != live.begin())
+        REQUIRE(std::prev(after)->first + std::prev(after)->second.bytes <= slot.value);
       live.emplace(slot.value, Slot{cls, bytes});
       used += bytes;
       last = slot;

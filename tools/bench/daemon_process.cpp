@@ -83,30 +83,41 @@ Result<std::unique_ptr<DaemonProcess>> DaemonProcess::start(const nlohmann::json
     out << config.dump(2) << '\n';
     if (!out.flush()) return Error{Status::system_error, fmt::format("{}: writing failed", config_path), EIO};
   }
+  daemon->program_ = *program;
+  daemon->cpu_ = cpu;
+  if (Outcome spawned = daemon->spawn(); !spawned) return spawned.error();
+  if (Outcome answered = daemon->await_answer(); !answered) return answered.error();
+  return daemon;
+}
+
+Outcome DaemonProcess::spawn() {
   auto log = CapturedOutput::create();
   if (!log) return log.error();
   ChildProcess::Program run;
-  run.arguments = {*program, "--config", config_path, "--foreground"};
+  run.arguments = {program_, "--config", directory_ + "/config.json", "--foreground"};
   run.output_fd = log->fd();
-  run.cpu = cpu;
+  run.cpu = cpu_;
   auto process = ChildProcess::start(run);
   if (!process) return process.error();
-  daemon->process_ = std::move(*process);
-  daemon->log_.emplace(std::move(*log));
+  process_ = std::move(*process);
+  log_.emplace(std::move(*log));
+  return success();
+}
 
+Outcome DaemonProcess::await_answer() {
   const std::uint64_t end = monotonic_ns() + std::uint64_t{kStartTimeoutMs} * 1'000'000;
-  while (!control(daemon->socket_path_, {"status"}, 1000)) {
-    if (const auto ended = daemon->process_.wait(20)) {
+  while (!control(socket_path_, {"status"}, 1000)) {
+    if (const auto ended = process_.wait(20)) {
       return Error{Status::daemon_absent,
-                   fmt::format("hicached exited with status {}:\n{}", *ended, daemon->log_->tail()), 0};
+                   fmt::format("hicached exited with status {}:\n{}", *ended, log_->tail()), 0};
     }
     if (monotonic_ns() > end) {
-      return Error{
-          Status::timed_out,
-          fmt::format("hicached did not answer within {} ms:\n{}", kStartTimeoutMs, daemon->log_->tail()), 0};
+      return Error{Status::timed_out,
+                   fmt::format("hicached did not answer within {} ms:\n{}", kStartTimeoutMs, log_->tail()),
+                   0};
     }
   }
-  return daemon;
+  return success();
 }
 
 Result<std::unique_ptr<DaemonProcess>> DaemonProcess::attach(const nlohmann::json& config) {
@@ -136,6 +147,18 @@ Result<DaemonCounters> DaemonProcess::counters() const {
     if (value.is_number_unsigned()) counters[name] = value.get<std::uint64_t>();
   }
   return counters;
+}
+
+Outcome DaemonProcess::kill() {
+  process_.signal(SIGKILL);
+  const auto status = process_.wait(kStopTimeoutMs);
+  if (!status) return status.error();
+  process_ = ChildProcess();
+  return success();
+}
+
+void DaemonProcess::signal(int number) const {
+  process_.signal(number);
 }
 
 Outcome DaemonProcess::stop() {

@@ -34,6 +34,13 @@ class DaemonProcess {
   [[nodiscard]] pid_t pid() const { return process_.pid(); }
 
   [[nodiscard]] Result<DaemonCounters> counters() const;
+  // SIGKILL, and the wait for its end. Its shared memory stays, for the next one.
+  Outcome kill();
+  // Starts an own daemon again after kill(), without waiting until it answers.
+  Outcome spawn();
+  // Waits until an own daemon answers.
+  Outcome await_answer();
+  void signal(int number) const;
   // SIGTERM and wait; an error unless it exits 0. Nothing to do for a daemon that is not ours.
   Outcome stop();
 
@@ -42,6 +49,8 @@ class DaemonProcess {
 
   std::string name_;
   std::string socket_path_;
+  std::string program_;
+  int cpu_ = -1;
   std::string directory_;  // temporary, of an own daemon: its config
   std::optional<CapturedOutput> log_;
   ChildProcess process_;

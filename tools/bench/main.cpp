@@ -10,10 +10,16 @@
 #include <nlohmann/json.hpp>
 
 #include "tools/bench/bench_model.hpp"
+#include "tools/bench/chaos_bench.hpp"
 #include "tools/bench/micro_bench.hpp"
 #include "tools/bench/progress.hpp"
 #include "tools/bench/replay.hpp"
 #include "tools/bench/report.hpp"
+#include "tools/bench/restart_bench.hpp"
+#include "tools/bench/tree_bench.hpp"
+#ifdef HICACHE_CUDA
+#include "tools/bench/gpu/commands.hpp"
+#endif
 
 namespace {
 
@@ -47,6 +53,13 @@ int micro(const std::function<Result<nlohmann::json>(const MicroOptions&)>& run,
   return written ? 0 : fail(written.error());
 }
 
+// Exit status of a run that says itself whether it succeeded.
+int judged(const Result<nlohmann::json>& result, const std::string& json_path) {
+  if (!result) return interrupted() ? kInterrupted : fail(result.error());
+  if (const Outcome written = write_json(json_path, *result); !written) return fail(written.error());
+  return (*result)["success"].get<bool>() ? 0 : 1;
+}
+
 void add_replay_options(CLI::App& command, ReplayOptions& options, std::string& json) {
   command.add_option("--config", options.config, "the daemon's configuration")
       ->required()
@@ -72,6 +85,10 @@ void add_replay_options(CLI::App& command, ReplayOptions& options, std::string& 
   command.add_flag("--attach", options.attach, "use the daemon that runs already instead of starting one")
       ->excludes("--pool-pages");
   command.add_flag("--dump-check", options.dump_check, "run hicache-dump --check during and after the run");
+  command.add_option("--device", options.device, "where the ranks' pages lie: host or cuda")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, DeviceKind>{{"host", DeviceKind::host}, {"cuda", DeviceKind::cuda}},
+          CLI::ignore_case));
   command.add_option("--json", json, "write the results to this file, - for standard output");
 }
 
@@ -102,7 +119,10 @@ int main(int argc, char** argv) {
   replay_command->add_option("--engines", engines, "groups that replay side by side in one namespace")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
+  replay_command->add_flag("--controller", options.controller,
+                           "through the prefix tree and the controller, one request at a time");
   replay_command->callback([&] {
+    if (options.controller) options.concurrency = 1;
     options.engines.assign(engines, attention);
     rc = replay(options, json);
   });
@@ -127,6 +147,51 @@ int main(int argc, char** argv) {
   add_micro("rtt", "no-op round trips, fairness and the idle daemon, beside bare exchanges", run_rtt);
   add_micro("probe", "lookups without the daemon in an index of a million pages", run_probe);
   add_micro("ops", "page operations a second through the coordinator", run_ops);
+
+#ifdef HICACHE_CUDA
+  GpuCommands gpu_commands(app, [&](const Result<nlohmann::json>& result, const std::string& path) {
+    rc = micro([&](const MicroOptions&) { return result; }, micro_options, path);
+    const bool bad =
+        result && (result->value("wrong_words", std::uint64_t{0}) > 0 || result->contains("failed"));
+    if (bad) rc = 1;
+  });
+#endif
+  RestartOptions restart_options;
+  CLI::App* restart_command = app.add_subcommand(
+      "restart", "kill a daemon with a full pool and measure how soon the next one serves its pages");
+  restart_command->add_option("--pages", restart_options.pages, "ready pages in the pool")
+      ->check(CLI::Range(1u, 8u << 20))
+      ->capture_default_str();
+  restart_command->add_option("--pool-bytes", restart_options.pool_bytes, "of the pool")
+      ->transform(CLI::AsSizeValue(false))
+      ->default_str("4GiB");
+  restart_command->add_option("--page-bytes", restart_options.page_bytes, "of a page")
+      ->transform(CLI::AsSizeValue(false))
+      ->default_str("64KiB");
+  restart_command->add_option("--json", json, "write the results to this file, - for standard output");
+  restart_command->callback([&] { rc = judged(run_restart(restart_options), json); });
+
+  ChaosOptions chaos_options;
+  CLI::App* chaos_command = app.add_subcommand(
+      "chaos", "two engines of four ranks under load while ranks and the daemon are killed and stopped");
+  chaos_command->add_option("--minutes", chaos_options.minutes, "how long")
+      ->check(CLI::Range(0.05, 1440.0))
+      ->capture_default_str();
+  chaos_command->add_option("--seed", chaos_options.seed, "of the killer's choices")->capture_default_str();
+  chaos_command->add_option("--json", json, "write the results to this file, - for standard output");
+  chaos_command->callback([&] { rc = judged(run_chaos(chaos_options), json); });
+  TreeBenchOptions tree_options;
+  CLI::App* tree_command = app.add_subcommand(
+      "tree", "costs of the prefix tree by its number of leaves; with a trace, hit rates by policy");
+  tree_command->add_option("--trace", tree_options.trace, "JSON lines with hash_ids")
+      ->check(CLI::ExistingFile);
+  tree_command->add_option("--limit", tree_options.limit, "requests of the trace at most");
+  tree_command->add_option("--json", json, "write the results to this file, - for standard output");
+  tree_command->callback([&] {
+    const auto result = run_tree_bench(tree_options);
+    const Outcome written = result ? write_json(json, *result) : Outcome(result.error());
+    rc = written ? 0 : fail(written.error());
+  });
 
   try {
     app.parse(argc, argv);

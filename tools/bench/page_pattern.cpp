@@ -19,22 +19,11 @@ Block first_block(std::uint64_t base) {
   return x;
 }
 
-std::uint64_t mix(std::uint64_t x) {
-  x ^= x >> 30;
-  x *= 0xbf58476d1ce4e5b9ull;
-  x ^= x >> 27;
-  x *= 0x94d049bb133111ebull;
-  return x ^ (x >> 31);
-}
-
 }  // namespace
 
 std::uint64_t piece_base(const PieceIdentity& piece) {
-  std::uint64_t x = 0x243f6a8885a308d3ull;
-  for (const std::uint64_t word : piece.namespace_digest.words) x = mix(x ^ word);
-  for (const std::uint64_t word : piece.key.words) x = mix(x ^ word);
-  x = mix(x ^ ((std::uint64_t{piece.shard} << 32) | piece.layer));
-  return mix(x ^ static_cast<std::uint64_t>(piece.kind));
+  return pattern_base(piece.namespace_digest.words.data(), piece.key.words.data(), piece.shard, piece.layer,
+                      static_cast<std::uint32_t>(piece.kind));
 }
 
 void fill_piece(std::span<std::uint8_t> piece, std::uint64_t base) {

@@ -8,6 +8,7 @@
 
 #include "shm/device_geometry.hpp"
 #include "shm/types.hpp"
+#include "tools/bench/pattern_math.hpp"
 
 namespace hicache::bench {
 
@@ -20,14 +21,6 @@ struct PieceIdentity {
   TensorKind kind = TensorKind::k;
 };
 std::uint64_t piece_base(const PieceIdentity& piece);
-
-// Word `index` of the piece with this base.
-constexpr std::uint64_t pattern_word(std::uint64_t base, std::uint64_t index) {
-  // An odd multiplier makes all words of a piece differ; the shift spreads the base's high bits over the
-  // word.
-  const std::uint64_t x = base + index * 0x9e3779b97f4a7c15ull;
-  return x ^ (x >> 31);
-}
 
 // All three take whole words: the size must be a multiple of 8.
 void fill_piece(std::span<std::uint8_t> piece, std::uint64_t base);

@@ -5,13 +5,11 @@
 #include <algorithm>
 #include <deque>
 #include <memory>
-#include <optional>
 
 #include "libhicache/include/hicache/client.hpp"
 #include "shm/clock.hpp"
 #include "shm/waiting.hpp"
-#include "tools/bench/bench_model.hpp"
-#include "tools/bench/page_pattern.hpp"
+#include "tools/bench/rank_memory.hpp"
 
 namespace hicache::bench {
 namespace {
@@ -61,7 +59,6 @@ class RankWorker {
         workload_(workload),
         board_(board),
         mine_(board.ranks[group.first_board + tp_rank]),
-        digest_(group.spec.digest()),
         lanes_(plan.concurrency),
         ended_(workload.size(), false) {}
 
@@ -90,9 +87,9 @@ class RankWorker {
     if (!session) return session.error();
     session_ = std::move(*session);
     // Each lane has pages to write from and others to load to.
-    auto memory = DeviceMemory::create(group_.spec, lane_pages() * plan_.concurrency);
+    auto memory = RankMemory::create(plan_.device, group_.spec, lane_pages() * plan_.concurrency);
     if (!memory) return memory.error();
-    memory_.emplace(std::move(*memory));
+    memory_ = std::move(*memory);
     return memory_->register_with(*session_);
   }
 
@@ -183,24 +180,23 @@ class RankWorker {
   // What the device does before the operation is posted.
   void prepare(Lane& lane) {
     const auto keys = workload_.keys(lane.request);
-    const auto pages = static_cast<std::uint32_t>(keys.size());
+    keyed_.clear();
+    Outcome done = success();
     if (lane.step == Step::load) {
-      for (std::uint32_t page = 0; page < lane.hits; ++page) {
-        for (const DeviceTensor& tensor : memory_->geometry().tensors) {
-          poison(memory_->piece(tensor, load_page(lane, page)));
-        }
-      }
+      for (std::uint32_t page = 0; page < lane.hits; ++page)
+        keyed_.push_back({keys[page], load_page(lane, page)});
+      done = memory_->poison(keyed_);
     }
     if (lane.step == Step::write) {
-      for (std::uint32_t page = lane.hits; page < pages; ++page) {
-        for (const DeviceTensor& tensor : memory_->geometry().tensors) {
-          fill_piece(memory_->piece(tensor, write_page(lane, page)), base_of(keys[page], tensor));
-        }
-      }
+      for (std::uint32_t page = lane.hits; page < keys.size(); ++page)
+        keyed_.push_back({keys[page], write_page(lane, page)});
+      done = memory_->fill(keyed_, shard_);
     }
+    if (!done) device_failed(done.error());
   }
-  [[nodiscard]] std::uint64_t base_of(const PrefixHash& key, const DeviceTensor& tensor) const {
-    return piece_base({digest_, key, shard_, tensor.layer, tensor.kind});
+  void device_failed(const Error& error) {
+    add(mine_.counts.failed_operations, 1);
+    mine_.fail(error.message);
   }
 
   Outcome post(Lane& lane) {
@@ -325,23 +321,17 @@ class RankWorker {
 
   void verify(const Lane& lane) {
     const auto keys = workload_.keys(lane.request);
-    std::uint64_t words = 0;
-    std::uint64_t wrong = 0;
-    for (std::uint32_t page = 0; page < lane.hits; ++page) {
-      for (const DeviceTensor& tensor : memory_->geometry().tensors) {
-        const auto piece = memory_->piece(tensor, load_page(lane, page));
-        const std::uint64_t wrong_here = count_wrong_words(piece, base_of(keys[page], tensor));
-        words += piece.size() / sizeof(std::uint64_t);
-        wrong += wrong_here;
-        if (wrong_here > 0) {
-          mine_.fail(fmt::format("request {} page {} layer {} kind {}: {} of {} words are wrong",
-                                 lane.request, page, tensor.layer, static_cast<std::uint32_t>(tensor.kind),
-                                 wrong_here, piece.size() / sizeof(std::uint64_t)));
-        }
-      }
+    keyed_.clear();
+    for (std::uint32_t page = 0; page < lane.hits; ++page)
+      keyed_.push_back({keys[page], load_page(lane, page)});
+    const auto found = memory_->verify(keyed_, shard_);
+    if (!found) return device_failed(found.error());
+    add(mine_.counts.verified_words, found->words);
+    add(mine_.counts.verify_errors, found->wrong);
+    if (found->wrong > 0) {
+      mine_.fail(
+          fmt::format("request {}: {} words are wrong, one at {}", lane.request, found->wrong, found->first));
     }
-    add(mine_.counts.verified_words, words);
-    add(mine_.counts.verify_errors, wrong);
   }
 
   void end_request(Lane& lane) {
@@ -369,12 +359,12 @@ class RankWorker {
   const Workload& workload_;
   Board& board_;
   RankBoard& mine_;
-  PrefixHash digest_;
+  std::unique_ptr<RankMemory> memory_;  // outlives the session that registered it
   std::unique_ptr<Session> session_;
-  std::optional<DeviceMemory> memory_;
   std::vector<Lane> lanes_;
   std::deque<Lane*> refused_;      // lanes whose operation has yet to be accepted
   std::vector<DevicePage> pages_;  // scratch
+  std::vector<KeyedPage> keyed_;   // scratch
   std::vector<bool> ended_;        // by request
   std::size_t next_ = 0;           // request to start next
   std::size_t done_ = 0;           // requests before this one have all ended

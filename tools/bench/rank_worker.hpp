@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "shm/device_geometry.hpp"
 #include "shm/namespace_spec.hpp"
 #include "tools/bench/scoreboard.hpp"
 #include "tools/bench/workload.hpp"
@@ -22,6 +23,9 @@ struct GroupPlan {
 struct ReplayPlan {
   std::string socket_path;
   std::uint32_t concurrency = 1;
+  DeviceKind device = DeviceKind::host;  // where the ranks' pages lie
+  bool controller = false;               // through HiCacheController and PrefixTree
+  std::uint64_t host_tokens = 0;         // controller: handles of each rank
   std::vector<GroupPlan> groups;
 
   [[nodiscard]] std::uint32_t ranks() const {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "shm/device_geometry.hpp"
 #include "shm/namespace_spec.hpp"
 #include "shm/status.hpp"
 #include "tools/bench/conversations.hpp"
@@ -19,17 +20,19 @@
 namespace hicache::bench {
 
 struct ReplayOptions {
-  std::string config;                 // the daemon's configuration file
-  std::string trace;                  // "" = generated conversations
-  ConversationOptions conversations;  // when there is no trace
-  std::uint64_t limit = 0;            // requests at most; 0 = all of the trace, or conversations.requests
-  std::vector<Attention> engines;     // one TP group each
-  std::uint32_t ranks = 4;            // of each group
-  std::uint32_t concurrency = 1;      // requests of a group in work at once
-  std::uint32_t pool_pages = 0;       // > 0: exactly that many logical pages, no watermarks
-  std::uint64_t page_bytes = 0;       // of a shard; 0 = small with pool_pages, else default
-  bool attach = false;                // use the daemon that runs already
-  bool dump_check = false;            // run `hicache-dump --check` during and after the replay
+  std::string config;                    // the daemon's configuration file
+  std::string trace;                     // "" = generated conversations
+  ConversationOptions conversations;     // when there is no trace
+  std::uint64_t limit = 0;               // requests at most; 0 = all of the trace, or conversations.requests
+  std::vector<Attention> engines;        // one TP group each
+  std::uint32_t ranks = 4;               // of each group
+  std::uint32_t concurrency = 1;         // requests of a group in work at once
+  std::uint32_t pool_pages = 0;          // > 0: exactly that many logical pages, no watermarks
+  std::uint64_t page_bytes = 0;          // of a shard; 0 = small with pool_pages, else default
+  DeviceKind device = DeviceKind::host;  // where the ranks' pages lie; all ranks on the same GPU
+  bool attach = false;                   // use the daemon that runs already
+  bool controller = false;               // through HiCacheController and PrefixTree, one request at a time
+  bool dump_check = false;               // run `hicache-dump --check` during and after the replay
 };
 
 // What one group did. Counts of pages are those of its rank 0, which the other ranks must agree with; bytes,

@@ -97,6 +97,7 @@ nlohmann::json replay_json(const ReplayOptions& options, const ReplayResult& res
   json["seconds"] = result.seconds;
   json["ranks"] = options.ranks;
   json["concurrency"] = options.concurrency;
+  json["controller"] = options.controller;
   json["pool_pages"] = options.pool_pages;
   json["trace"] = options.trace;
   if (options.trace.empty()) json["seed"] = options.conversations.seed;

@@ -8,12 +8,14 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "hicache/client.hpp"
 #include "shm/region.hpp"
 #include "shm/shared_memory.hpp"
 #include "shm/socket_path.hpp"
+#include "tools/ctl/doctor.hpp"
 #include "tools/ctl/tables.hpp"
 
 namespace hicache::ctl {
@@ -30,10 +32,14 @@ constexpr const char* kCommands =
     "  namespaces             known namespaces and their pages\n"
     "  clear                  evict every page that is not in use\n"
     "  evict N                evict up to N pages, least valuable first\n"
+    "  evict-client N         cut off client N of 'ranks', such as one that is stopped or hangs\n"
     "  config                 the configuration in force\n"
     "  namespace bump PREFIX  raise the weights epoch of the namespaces whose base digest starts with "
     "PREFIX\n"
     "                         (at least 8 hex digits): their pages become unreachable\n"
+    "\n"
+    "hicache-ctl doctor [--config FILE] [--json] asks no daemon: it says what one will meet on this "
+    "machine.\n"
     "\n"
     "Exit status: 0 done, 1 refused by the daemon, 2 wrong command line, 3 no answer from a daemon.";
 
@@ -134,5 +140,9 @@ int start(int argc, char** argv) {
 }  // namespace hicache::ctl
 
 int main(int argc, char** argv) {
+  // With a further word it is a daemon of that name that is asked.
+  if (argc >= 2 && std::string_view(argv[1]) == "doctor" && (argc == 2 || argv[2][0] == '-')) {
+    return hicache::ctl::run_doctor(argc - 1, argv + 1);
+  }
   return hicache::ctl::start(argc, argv);
 }

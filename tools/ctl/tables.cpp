@@ -65,6 +65,22 @@ std::string table(const json& rows, const std::vector<Column>& columns, const st
   return out;
 }
 
+std::string cuda_text(const json& cuda) {
+  const auto at = [](const json& object, const char* key) {
+    return object.contains(key) ? object[key] : json();
+  };
+  if (at(cuda, "state") != "on") return fmt::format("CUDA   off: {}\n", plain_text(at(cuda, "reason")));
+  std::string out = fmt::format("CUDA   on, {} of {} pinned ({})\n", bytes_text(at(cuda, "pinned_bytes")),
+                                bytes_text(at(cuda, "pool_bytes")), plain_text(at(cuda, "pinning")));
+  for (const json& gpu : at(cuda, "gpus")) {
+    out += fmt::format("  {} {}: {}, {} transfers, {} failed, {} written, {} loaded\n",
+                       plain_text(at(gpu, "name")), plain_text(at(gpu, "uuid")), plain_text(at(gpu, "state")),
+                       plain_text(at(gpu, "transfers")), plain_text(at(gpu, "failed")),
+                       bytes_text(at(gpu, "bytes_written")), bytes_text(at(gpu, "bytes_loaded")));
+  }
+  return out;
+}
+
 std::string status_text(const json& a) {
   const json none = json::object();
   const json& pool = a.contains("pool") ? a["pool"] : none;
@@ -80,6 +96,7 @@ std::string status_text(const json& a) {
                                 plain_text(at(pool, "assigned_segments")), plain_text(at(pool, "segments"))) +
                     fmt::format("pages  {} resident of {}\n", plain_text(at(pages, "resident")),
                                 plain_text(at(pages, "capacity")));
+  if (a.contains("cuda")) out += cuda_text(a["cuda"]);
   std::size_t width = 0;
   for (const auto& [name, value] : counters.items()) width = std::max(width, name.size());
   for (const auto& [name, value] : counters.items()) {
@@ -137,6 +154,10 @@ std::string render(const std::string& command, const json& answer) {
                   {"evicted", "evicted", plain_text},
                   {"clients", "attached_clients", plain_text}},
                  "no namespace is known");
+  }
+  if (command == "evict-client" && answer.contains("evicted_client")) {
+    return "client " + answer["evicted_client"].dump() + " (pid " +
+           answer.value("pid", nlohmann::json()).dump() + ") is cut off\n";
   }
   if ((command == "clear" || command == "evict") && answer.contains("evicted")) {
     return fmt::format("{} pages evicted, {} resident\n", plain_text(answer["evicted"]),

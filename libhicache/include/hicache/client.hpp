@@ -10,6 +10,7 @@
 // or dead. Fork: a child must not use its parent's session; every call there returns Status::forked.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -38,6 +39,10 @@ struct AttachOptions {
   std::uint32_t tp_rank = 0;
   NamespaceSpec spec;                 // tp_size included
   std::uint32_t timeout_ms = 10'000;  // for the whole attach
+  // After the daemon was lost, a thread of the session attaches again as soon as one answers, with the same
+  // device buffers. The session goes on there once every result of the lost one has been read (pages_returned
+  // included); until then, and while no daemon answers, calls return daemon_lost. Leases do not survive.
+  bool reattach = false;
 };
 
 // A host device buffer: memory that the daemon can map. Owns its sealed memfd and mapping.
@@ -78,6 +83,8 @@ struct OperationResult {
   std::uint32_t dropped = 0;             // write: pages not kept
   std::uint64_t bytes = 0;               // write, load: bytes copied for this rank
   std::uint64_t operation_sequence = 0;  // the daemon's global order
+  std::uint64_t agreed = 0;              // agree: the group's last sequence that has ended
+  bool agreed_failed = false;            // agree: a load of it did not end well on some rank
   bool pages_busy = false;          // a copy may still touch the device pages: keep them until pages_returned
   bool pages_returned = false;      // not an end: the device pages of `ticket` are free again
   std::vector<Status> page_status;  // write: one per page: ok, exists, busy, dropped
@@ -140,6 +147,11 @@ class HICACHE_EXPORT Session {
                       std::optional<LayerFence> fence = std::nullopt, std::uint32_t deadline_ms = 0);
   // This rank needs the lease no more. The request counts as used once all ranks have released.
   Result<Ticket> release(LeaseId lease, std::uint32_t deadline_ms = 0);
+  // How far the group's sequences have ended on all ranks. Agreements are numbered from 1; the first rank
+  // that asks for one decides it, the others get the same answer whenever they ask, and nobody waits for
+  // anybody. The answer never passes a sequence with a failed load in one step: that one is its last.
+  // Ends with again when this rank is kAgreementWindow agreements ahead of another.
+  Result<Ticket> agree(std::uint64_t number, std::uint32_t deadline_ms = 0);
 
   // Next completion if there is one. After the daemon was lost: every operation still open ends once with
   // daemon_lost (with pages_busy, and pages_returned once its copies are proved over, where they may still
@@ -160,6 +172,19 @@ class HICACHE_EXPORT Session {
   // Waits for it. A wait that ends because the load failed returns its status: a released wait means failed.
   Outcome wait_layer(const LayerFence& fence, std::uint32_t layer, std::uint32_t timeout_ms);
 
+  // The same fences in CUDA streams (`stream` is a CUstream or cudaStream_t, null for the default one; its
+  // context must be current, or the stream not null). not_found: CUDA is off, with the reason.
+  //
+  // Work put into the stream later runs when `layer` has landed, or the load has failed: ask load_result
+  // before its output is used. The load must have been posted. A dead daemon never keeps the stream waiting:
+  // a thread of the session releases it.
+  Outcome stream_wait_layer(void* stream, const LayerFence& fence, std::uint32_t layer);
+  // Raises a write fence when the work before it in the stream is done. Values of an index only grow.
+  Outcome stream_raise_write_fence(void* stream, std::uint32_t index, std::uint32_t value);
+  // How the load that uses `fence` ended: ok when every layer has landed, else its status. Waits for the end
+  // at most timeout_ms.
+  Outcome load_result(const LayerFence& fence, std::uint32_t timeout_ms);
+
   // ok, or why the session has ended. Cheap; looks at the socket at most every few milliseconds.
   [[nodiscard]] Status state() const;
   // Ends the session. Open operations end with `closed`.
@@ -174,8 +199,32 @@ class HICACHE_EXPORT Session {
 
  private:
   struct Impl;
+  friend class StreamFences;
+  class Reattachment;
+  // The session as it is now. With `reattach` it may be replaced while other threads still use the one
+  // before, which therefore lives as long as the session.
+  class HICACHE_EXPORT Current {
+   public:
+    explicit Current(std::unique_ptr<Impl> impl);
+    ~Current();
+    Impl& operator*() const { return *now_.load(std::memory_order_acquire); }
+    Impl* operator->() const { return now_.load(std::memory_order_acquire); }
+    [[nodiscard]] bool valid() const { return now_.load(std::memory_order_relaxed) != nullptr; }
+    // Ends the threads that serve CUDA streams, in every life.
+    void end_stream_fences();
+
+   private:
+    friend class Reattachment;
+    std::atomic<Impl*> now_;  // release in Reattachment::switch_over
+    std::vector<std::unique_ptr<Impl>> lives_;
+  };
+
   explicit Session(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  // Looks at the daemon; true while a load with layer fences is open.
+  bool look_after_loads();
+  void follow_daemon() const;
+  mutable Current impl_;
+  std::unique_ptr<Reattachment> reattachment_;
 };
 
 // Asks a daemon for something over its socket (what hicache-ctl does). The answer is JSON text.

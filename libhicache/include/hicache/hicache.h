@@ -207,6 +207,21 @@ HICACHE_EXPORT hicache_status hicache_register_buffers(hicache_session* session,
                                                        size_t tensor_count, uint32_t pages,
                                                        uint32_t timeout_ms);
 
+/* GPU memory that tensors lie in; may begin anywhere inside an allocation and must end inside it. */
+typedef struct {
+  const void* pointer;
+  uint64_t bytes;
+} hicache_cuda_range;
+
+/* The same for GPU memory; a tensor's `allocation` is an index into the ranges. HICACHE_NOT_PERMITTED with
+ * the reason for memory that no other process can open (cudaMallocAsync, managed memory, cuMemCreate without
+ * an exportable handle), HICACHE_NOT_FOUND when CUDA is off. */
+HICACHE_EXPORT hicache_status hicache_register_cuda_buffers(hicache_session* session,
+                                                            const hicache_cuda_range* ranges,
+                                                            size_t range_count, const hicache_tensor* tensors,
+                                                            size_t tensor_count, uint32_t pages,
+                                                            uint32_t timeout_ms);
+
 /* --- Operations
  * --------------------------------------------------------------------------------------------------- */
 
@@ -218,7 +233,8 @@ typedef enum {
   HICACHE_OP_RESERVE = 2,
   HICACHE_OP_WRITE = 3,
   HICACHE_OP_LOAD = 4,
-  HICACHE_OP_RELEASE = 5
+  HICACHE_OP_RELEASE = 5,
+  HICACHE_OP_AGREE = 6
 } hicache_opcode;
 
 #define HICACHE_NO_FENCE 0xffffffffu
@@ -300,6 +316,19 @@ HICACHE_EXPORT int hicache_layer_ready(const hicache_session* session, uint32_t 
  */
 HICACHE_EXPORT hicache_status hicache_wait_layer(hicache_session* session, uint32_t slot, uint32_t value,
                                                  uint32_t layer, uint32_t timeout_ms);
+
+/* The same fences in CUDA streams (CUstream or cudaStream_t). Work put into the stream after a wait runs when
+ * the layer has landed or the load has failed: ask hicache_load_result before its output is used. The load
+ * must have been posted. */
+HICACHE_EXPORT hicache_status hicache_stream_wait_layer(hicache_session* session, void* stream, uint32_t slot,
+                                                        uint32_t value, uint32_t layer);
+HICACHE_EXPORT hicache_status hicache_stream_raise_write_fence(hicache_session* session, void* stream,
+                                                               uint32_t index, uint32_t value);
+/* HICACHE_OK when every layer of the load has landed, else why it failed. Waits for its end at most
+ * timeout_ms.
+ */
+HICACHE_EXPORT hicache_status hicache_load_result(hicache_session* session, uint32_t slot, uint32_t value,
+                                                  uint32_t timeout_ms);
 
 /* --- Control
  * ------------------------------------------------------------------------------------------------------ */

@@ -1,0 +1,167 @@
+#include "daemon/cuda/gpu_job.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "daemon/cuda/gpu_memory.hpp"
+
+namespace hicache::daemon {
+namespace {
+
+// A chunk is at most this long, so that ranks take turns and a cancelled transfer ends soon.
+constexpr std::uint64_t kChunkBytes = 8 * kMiB;
+constexpr std::uint32_t kChunkCopies = 64;
+// Pages of a page-major part: bounds the plan's memory.
+constexpr std::size_t kPagesPerPart = 256;
+
+bool fits(std::uint64_t offset, std::uint64_t width, std::uint64_t rows, std::uint64_t pitch,
+          std::uint64_t size) {
+  std::uint64_t extent = 0;
+  if (__builtin_mul_overflow(rows - 1, pitch, &extent)) return false;
+  if (__builtin_add_overflow(extent, width, &extent)) return false;
+  return extent <= size && offset <= size - extent;
+}
+
+}  // namespace
+
+GpuJob::GpuJob(TransferJobPtr job) : job_(std::move(job)) {
+  if (job_->transfer.memory == nullptr) return;
+  layers_ = job_->transfer.memory->spec.layers;
+  const std::uint64_t shard = job_->transfer.memory->spec.shard_bytes();
+  for (const PagePair& page : job_->transfer.pages) pool_end_ = std::max(pool_end_, page.host.value + shard);
+}
+
+const GpuMemory& GpuJob::memory() const {
+  return static_cast<const GpuMemory&>(*job_->transfer.memory->device);
+}
+
+LayerFences* GpuJob::layer_fences() const {
+  if (!job_->announces_layers()) return nullptr;
+  return &job_->transfer.memory->fences->load[job_->transfer.fence];
+}
+
+void GpuJob::fail(CUresult result, const char* what) {
+  job_->verdict = Status::system_error;
+  spdlog::error("transfer {}: {}", job_->transfer.id.value,
+                cuda_error(memory().gpu().driver(), result, what).message);
+}
+
+void GpuJob::begin(const GpuPool& pool) {
+  begun_ = true;
+  TransferOptions options;
+  options.pool_bytes = pool.bytes;
+  job_->start(options);
+  const auto& pages = job_->transfer.pages;
+  schedule_ = memory().schedules().choose(pages.size(), count_page_runs(pages), job_->announces_layers());
+  group_end_ = std::min(schedule_.first_group, layers_);
+}
+
+void GpuJob::plan_part(const GpuPool& pool) {
+  const RankMemory& rank = *job_->transfer.memory;
+  const std::span<const PagePair> pages(job_->transfer.pages);
+  next_run_ = 0;
+  planned_ = true;
+  if (schedule_.order == PlanOrder::layer_major) {
+    part_end_ = pages.size();
+    plan_layer(rank.spec, rank.geometry, pages, group_first_, pool.border_bytes, job_->plan);
+    return;
+  }
+  part_end_ = std::min(part_first_ + kPagesPerPart, pages.size());
+  plan_group(rank.spec, rank.geometry, pages.subspan(part_first_, part_end_ - part_first_), group_first_,
+             group_end_, pool.border_bytes, job_->plan);
+}
+
+void GpuJob::end_part(ChunkWork& chunk) {
+  planned_ = false;
+  part_first_ = part_end_;
+  if (part_end_ < job_->transfer.pages.size()) return;
+  part_first_ = 0;
+  if (job_->announces_layers()) {
+    if (chunk.end_layer == 0) chunk.first_layer = group_first_;
+    chunk.end_layer = group_end_;
+  }
+  group_first_ = group_end_;
+  group_end_ = std::min(group_first_ + schedule_.group, layers_);
+}
+
+void GpuJob::announce(const ChunkWork& chunk, CUstream stream) {
+  LayerFences* fences = layer_fences();
+  const CudaDriver& driver = memory().gpu().driver();
+  for (std::uint32_t layer = chunk.first_layer; layer < chunk.end_layer; ++layer) {
+    const CUdeviceptr word = memory().fence_address(fences->layer[layer]);
+    if (word == 0) return;
+    // SYNC layer: without a flag the write is ordered behind the bytes of the stream's copies.
+    const CUresult r =
+        driver.cuStreamWriteValue32(stream, word, job_->transfer.fence_value, CU_STREAM_WRITE_VALUE_DEFAULT);
+    if (r != CUDA_SUCCESS) return fail(r, "cuStreamWriteValue32");
+  }
+}
+
+void GpuJob::put_copy(const GpuPool& pool, const CopyRun& run, CUstream stream) {
+  const RankMemory& rank = *job_->transfer.memory;
+  const std::uint64_t size = rank.geometry.allocations[run.allocation].bytes;
+  if (!fits(run.device_offset, run.width, run.rows, run.device_pitch, size) ||
+      !fits(run.host_offset, run.width, run.rows, run.host_pitch, pool.bytes)) {
+    job_->verdict = Status::internal;
+    return;
+  }
+  const CudaDriver& driver = memory().gpu().driver();
+  const CUdeviceptr device = memory().range(run.allocation) + run.device_offset;
+  std::uint8_t* host = pool.data + run.host_offset;
+  const bool load = job_->transfer.direction == Direction::load;
+  CUresult r = CUDA_SUCCESS;
+  if (run.rows == 1) {
+    r = load ? driver.cuMemcpyHtoDAsync(device, host, run.width, stream)
+             : driver.cuMemcpyDtoHAsync(host, device, run.width, stream);
+  } else {
+    CUDA_MEMCPY2D copy{};
+    copy.WidthInBytes = run.width;
+    copy.Height = run.rows;
+    if (load) {
+      copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+      copy.srcHost = host;
+      copy.srcPitch = run.host_pitch;
+      copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+      copy.dstDevice = device;
+      copy.dstPitch = run.device_pitch;
+    } else {
+      copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
+      copy.srcDevice = device;
+      copy.srcPitch = run.device_pitch;
+      copy.dstMemoryType = CU_MEMORYTYPE_HOST;
+      copy.dstHost = host;
+      copy.dstPitch = run.host_pitch;
+    }
+    r = driver.cuMemcpy2DAsync(&copy, stream);
+  }
+  if (r != CUDA_SUCCESS) fail(r, run.rows == 1 ? "copy" : "pitched copy");
+}
+
+ChunkWork GpuJob::enqueue(const GpuPool& pool, CUstream stream) {
+  ChunkWork chunk;
+  try {
+    if (!begun_) begin(pool);
+    while (job_->verdict == Status::ok && !all_enqueued() && chunk.bytes < kChunkBytes &&
+           chunk.copies < kChunkCopies) {
+      if (!planned_) plan_part(pool);
+      const auto& runs = job_->plan.runs;
+      while (next_run_ < runs.size() && chunk.bytes < kChunkBytes && chunk.copies < kChunkCopies &&
+             job_->verdict == Status::ok) {
+        const CopyRun& run = runs[next_run_++];
+        put_copy(pool, run, stream);
+        chunk.bytes += run.bytes();
+        ++chunk.copies;
+      }
+      if (job_->verdict == Status::ok && next_run_ == runs.size()) end_part(chunk);
+    }
+  } catch (const std::exception&) {
+    // Out of memory for a plan: this transfer fails, the others go on.
+    job_->verdict = Status::internal;
+  }
+  return chunk;
+}
+
+}  // namespace hicache::daemon

@@ -1,0 +1,72 @@
+// A transfer on its way through a GPU: its copies are put on a stream in chunks, each of which ends with an
+// event.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "daemon/cuda/driver.hpp"
+#include "daemon/transfer/schedule.hpp"
+#include "daemon/transfer/transfer_job.hpp"
+
+namespace hicache::daemon {
+
+class GpuMemory;
+
+// The pool as the copies see it.
+struct GpuPool {
+  std::uint8_t* data = nullptr;
+  std::uint64_t bytes = 0;
+  std::uint64_t border_bytes = 0;  // no copy crosses it
+};
+
+// What one call put on the stream.
+struct ChunkWork {
+  std::uint64_t bytes = 0;
+  std::uint32_t copies = 0;
+  std::uint32_t first_layer = 0;  // layers [first_layer, end_layer) are complete when the chunk has ended
+  std::uint32_t end_layer = 0;
+};
+
+// Used by the GPU's transfer thread only.
+class GpuJob {
+ public:
+  explicit GpuJob(TransferJobPtr job);
+
+  // Puts about one chunk more on the stream; sets the job's verdict when that fails. Precondition: the
+  // verdict is ok and not everything has been put.
+  ChunkWork enqueue(const GpuPool& pool, CUstream stream);
+  // Has the stream announce layers [first_layer, end_layer) when it gets there.
+  void announce(const ChunkWork& chunk, CUstream stream);
+  // Whether everything is on the stream.
+  [[nodiscard]] bool all_enqueued() const { return begun_ && group_first_ >= layers_; }
+  // The first byte of the pool behind the pages.
+  [[nodiscard]] std::uint64_t pool_end() const { return pool_end_; }
+  [[nodiscard]] TransferJob& base() { return *job_; }
+  [[nodiscard]] const GpuMemory& memory() const;
+  // The layers' words when they are announced, or null.
+  [[nodiscard]] LayerFences* layer_fences() const;
+
+ private:
+  void begin(const GpuPool& pool);
+  void plan_part(const GpuPool& pool);
+  void end_part(ChunkWork& chunk);
+  void put_copy(const GpuPool& pool, const CopyRun& run, CUstream stream);
+  void fail(CUresult result, const char* what);
+
+  TransferJobPtr job_;
+  std::uint64_t pool_end_ = 0;
+  std::uint32_t layers_ = 0;
+  bool begun_ = false;
+  Schedule schedule_;
+  std::uint32_t group_first_ = 0;  // the group in work: [group_first_, group_end_)
+  std::uint32_t group_end_ = 0;
+  std::size_t part_first_ = 0;  // pages of the part in work: [part_first_, part_end_)
+  std::size_t part_end_ = 0;
+  std::size_t next_run_ = 0;
+  bool planned_ = false;
+};
+
+using GpuJobPtr = std::unique_ptr<GpuJob>;
+
+}  // namespace hicache::daemon

@@ -1,0 +1,193 @@
+#include "daemon/cuda/gpu_memory.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace hicache::daemon {
+namespace {
+
+constexpr std::uint64_t kFenceBytes = align_up(sizeof(FenceBlock), 4096);  // registration works on host pages
+
+// What the driver maps opened memory with, where its size allows it.
+constexpr std::uint64_t kGpuPageBytes = 2 * kMiB;
+
+Error refused(std::size_t index, Error error) {
+  error.message = "allocation " + std::to_string(index) + ": " + error.message;
+  return error;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<GpuMemory>> GpuMemory::import(std::shared_ptr<Gpu> gpu, Transfers& copier,
+                                                     const NamespaceSpec& spec,
+                                                     const DeviceGeometry& geometry,
+                                                     std::span<const UniqueFd> fds, FenceBlock* fences,
+                                                     TransferMethod method, std::uint32_t streams) {
+  if (auto used = gpu->use(); !used) return used.error();
+  std::unique_ptr<GpuMemory> memory(new GpuMemory(std::move(gpu), copier, Schedules(spec, geometry, method)));
+  std::size_t next_fd = 0;
+  for (std::size_t i = 0; i < geometry.allocations.size(); ++i) {
+    const DeviceAllocation& allocation = geometry.allocations[i];
+    const UniqueFd* fd = allocation.has_descriptor() ? &fds[next_fd++] : nullptr;
+    if (auto opened = memory->open_allocation(allocation, fd); !opened) return refused(i, opened.error());
+  }
+  if (auto opened = memory->open_streams(streams); !opened) return opened.error();
+  memory->register_fences(fences);
+  return memory;
+}
+
+GpuMemory::~GpuMemory() {
+  if (auto used = gpu_->use(); !used) return;
+  const CudaDriver& driver = gpu_->driver();
+  for (const auto& lane : lanes_) {
+    if (lane == nullptr) continue;
+    for (const CUstream stream : lane->streams) driver.cuStreamDestroy(stream);
+  }
+  if (fence_base_ != 0) driver.cuMemHostUnregister(fences_);
+  for (const Base& base : bases_) {
+    if (base.ipc) {
+      driver.cuIpcCloseMemHandle(base.address);
+    } else {
+      driver.cuMemUnmap(base.address, base.bytes);
+      driver.cuMemAddressFree(base.address, base.bytes);
+    }
+  }
+}
+
+Outcome GpuMemory::open_allocation(const DeviceAllocation& allocation, const UniqueFd* fd) {
+  // Ranges of one allocation of the driver's share it: a handle is opened once.
+  auto base = bases_.end();
+  if (fd == nullptr) {
+    base = std::find_if(bases_.begin(), bases_.end(),
+                        [&](const Base& b) { return b.ipc && b.handle == allocation.ipc_handle; });
+  }
+  if (base == bases_.end()) {
+    auto opened = fd == nullptr ? open_ipc(allocation) : open_descriptor(allocation, *fd);
+    if (!opened) return opened.error();
+    if (opened->bytes % kGpuPageBytes != 0) {
+      spdlog::warn(
+          "GPU allocation of {} bytes: not a multiple of 2 MiB, so it is mapped with small GPU pages and "
+          "copies of short rows are slow",
+          opened->bytes);
+    }
+    bases_.push_back(*opened);
+    base = bases_.end() - 1;
+  }
+  if (allocation.bytes > base->bytes || allocation.base_offset > base->bytes - allocation.bytes) {
+    return Error{Status::invalid_argument,
+                 "the range ends at byte " + std::to_string(allocation.base_offset) + " + " +
+                     std::to_string(allocation.bytes) + " of its base, the driver says that the base has " +
+                     std::to_string(base->bytes),
+                 0};
+  }
+  ranges_.push_back(base->address + allocation.base_offset);
+  return success();
+}
+
+Result<GpuMemory::Base> GpuMemory::open_ipc(const DeviceAllocation& allocation) {
+  const CudaDriver& driver = gpu_->driver();
+  CUipcMemHandle handle;
+  static_assert(sizeof handle == sizeof allocation.ipc_handle);
+  std::memcpy(&handle, allocation.ipc_handle.data(), sizeof handle);
+  Base base;
+  base.ipc = true;
+  base.handle = allocation.ipc_handle;
+  CUresult r = driver.cuIpcOpenMemHandle(&base.address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+  if (r != CUDA_SUCCESS)
+    return cuda_error(driver, r, "the ipc handle cannot be opened", Status::invalid_argument);
+  CUdeviceptr begin = 0;
+  std::size_t bytes = 0;
+  r = driver.cuMemGetAddressRange(&begin, &bytes, base.address);
+  if (r != CUDA_SUCCESS || begin != base.address) {
+    driver.cuIpcCloseMemHandle(base.address);
+    if (r != CUDA_SUCCESS) return cuda_error(driver, r, "the size of the opened allocation is unknown");
+    return Error{Status::invalid_argument, "the ipc handle is not that of a whole allocation", 0};
+  }
+  base.bytes = bytes;
+  return base;
+}
+
+Result<GpuMemory::Base> GpuMemory::open_descriptor(const DeviceAllocation& allocation, const UniqueFd& fd) {
+  const CudaDriver& driver = gpu_->driver();
+  const CUdevice device = gpu_->device().device;
+  const auto fail = [&](CUresult r, const char* what) {
+    return cuda_error(driver, r, what, Status::invalid_argument);
+  };
+  CUmemGenericAllocationHandle handle = 0;
+  CUresult r = driver.cuMemImportFromShareableHandle(
+      &handle, reinterpret_cast<void*>(static_cast<std::uintptr_t>(fd.get())),
+      CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (r != CUDA_SUCCESS) return fail(r, "the descriptor cannot be imported");
+  CUmemAllocationProp properties{};
+  r = driver.cuMemGetAllocationPropertiesFromHandle(&properties, handle);
+  if (r == CUDA_SUCCESS &&
+      (properties.location.type != CU_MEM_LOCATION_TYPE_DEVICE || properties.location.id != device)) {
+    driver.cuMemRelease(handle);
+    return Error{Status::invalid_argument,
+                 "the descriptor's memory is not on " + uuid_text(gpu_->device().uuid), 0};
+  }
+  Base base;
+  base.bytes = allocation.base_bytes;
+  if (r == CUDA_SUCCESS) r = driver.cuMemAddressReserve(&base.address, base.bytes, 0, 0, 0);
+  if (r != CUDA_SUCCESS) {
+    driver.cuMemRelease(handle);
+    return fail(r, "no address range for the descriptor's memory");
+  }
+  r = driver.cuMemMap(base.address, base.bytes, 0, handle, 0);
+  driver.cuMemRelease(handle);  // the mapping keeps the memory
+  if (r == CUDA_SUCCESS) {
+    CUmemAccessDesc access{};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = device;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    r = driver.cuMemSetAccess(base.address, base.bytes, &access, 1);
+    if (r != CUDA_SUCCESS) driver.cuMemUnmap(base.address, base.bytes);
+  }
+  if (r != CUDA_SUCCESS) {
+    driver.cuMemAddressFree(base.address, base.bytes);
+    return fail(r, "the descriptor's memory cannot be mapped");
+  }
+  return base;
+}
+
+Outcome GpuMemory::open_streams(std::uint32_t streams) {
+  const CudaDriver& driver = gpu_->driver();
+  for (auto& lane : lanes_) {
+    lane = std::make_unique<GpuLane>();
+    for (std::uint32_t i = 0; i < streams; ++i) {
+      CUstream stream = nullptr;
+      if (const CUresult r = driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING); r != CUDA_SUCCESS) {
+        return cuda_error(driver, r, "no stream for the rank");
+      }
+      lane->streams.push_back(stream);
+    }
+  }
+  return success();
+}
+
+void GpuMemory::register_fences(FenceBlock* fences) {
+  const CudaDriver& driver = gpu_->driver();
+  const unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+  CUresult r = driver.cuMemHostRegister(fences, kFenceBytes, flags);
+  if (r == CUDA_SUCCESS) {
+    fences_ = fences;
+    r = driver.cuMemHostGetDevicePointer(&fence_base_, fences, 0);
+    if (r != CUDA_SUCCESS) driver.cuMemHostUnregister(fences);
+  }
+  if (r == CUDA_SUCCESS) return;
+  fence_base_ = 0;
+  spdlog::warn("{}; layers are announced by the CPU",
+               cuda_error(driver, r, "the rank's fence words cannot be mapped for the GPU").message);
+}
+
+CUdeviceptr GpuMemory::fence_address(const A32& word) const {
+  if (fence_base_ == 0) return 0;
+  const auto offset =
+      reinterpret_cast<const std::uint8_t*>(&word) - reinterpret_cast<const std::uint8_t*>(fences_);
+  return fence_base_ + static_cast<CUdeviceptr>(offset);
+}
+
+}  // namespace hicache::daemon

@@ -1,0 +1,145 @@
+#include "daemon/cuda/live_cuda_path.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "daemon/cuda/gpu_memory.hpp"
+#include "daemon/cuda/gpu_transfers.hpp"
+#include "daemon/cuda/pool_pinner.hpp"
+
+namespace hicache::daemon {
+namespace {
+
+const char* name_of(PoolPinner::State state) {
+  switch (state) {
+    case PoolPinner::State::idle:
+      return "idle";
+    case PoolPinner::State::running:
+      return "running";
+    case PoolPinner::State::done:
+      return "done";
+    case PoolPinner::State::failed:
+      return "failed";
+  }
+  return "unknown";
+}
+
+class LiveCudaPath final : public CudaPath {
+ public:
+  LiveCudaPath(const CudaOptions& options, const CudaDriver& driver, const std::vector<GpuDevice>& devices)
+      : options_(options), driver_(driver), pinner_(options.pool, options.pool_bytes, options.usable) {
+    for (const GpuDevice& device : devices) gpus_.push_back(Served{device, nullptr});
+  }
+
+  Outcome serve_all() {
+    for (Served& gpu : gpus_) {
+      if (auto served = serve(gpu); !served) return served.error();
+    }
+    return success();
+  }
+
+  Result<std::unique_ptr<DeviceImport>> import(const NamespaceSpec& spec, const DeviceGeometry& geometry,
+                                               std::span<const UniqueFd> fds, FenceBlock* fences) override {
+    const GpuUuid& uuid = geometry.allocations.front().gpu_uuid;
+    const auto gpu =
+        std::find_if(gpus_.begin(), gpus_.end(), [&](const Served& g) { return g.device.uuid == uuid; });
+    if (gpu == gpus_.end()) {
+      return Error{Status::not_found, uuid_text(uuid) + " is not visible to the daemon", 0};
+    }
+    auto transfers = serve(*gpu);
+    if (!transfers) return transfers.error();
+    if (auto pinned = pinner_.wait_for_first_piece(); !pinned) return pinned.error();
+    auto memory = GpuMemory::import((*transfers)->gpu(), **transfers, spec, geometry, fds, fences,
+                                    options_.method, options_.streams);
+    if (!memory) return memory.error();
+    return std::unique_ptr<DeviceImport>(std::move(*memory));
+  }
+
+  void cancel(TransferId id) override {
+    for_each_served([&](GpuTransfers& transfers) { transfers.cancel(id); });
+  }
+  void cancel_client(ClientSlot client, Generation generation) override {
+    for_each_served([&](GpuTransfers& transfers) { transfers.cancel_client(client, generation); });
+  }
+
+  [[nodiscard]] CudaStatus status() const override {
+    CudaStatus status;
+    status.on = true;
+    status.pinning = name_of(pinner_.state());
+    status.pinned_bytes = pinner_.pinned_bytes();
+    const std::lock_guard lock(mutex_);
+    for (const Served& gpu : gpus_) {
+      GpuStatus& s = status.gpus.emplace_back();
+      s.uuid = uuid_text(gpu.device.uuid);
+      s.name = gpu.device.name;
+      s.state = "idle";
+      if (gpu.transfers == nullptr) continue;
+      const GpuCounters& counters = gpu.transfers->counters();
+      constexpr auto relaxed = std::memory_order_relaxed;
+      s.state = counters.broken.load(relaxed) ? "broken" : "serving";
+      s.transfers = counters.transfers.load(relaxed);
+      s.failed = counters.failed.load(relaxed);
+      s.copies = counters.copies.load(relaxed);
+      s.bytes_written = counters.bytes_written.load(relaxed);
+      s.bytes_loaded = counters.bytes_loaded.load(relaxed);
+    }
+    return status;
+  }
+
+ private:
+  struct Served {
+    GpuDevice device;
+    std::unique_ptr<GpuTransfers> transfers;  // null until the first rank; set under mutex_, then constant
+  };
+
+  // The transfers of a GPU, made on first use. Called by one thread at a time.
+  Result<GpuTransfers*> serve(Served& gpu) {
+    if (gpu.transfers != nullptr) return gpu.transfers.get();
+    auto context = Gpu::open(driver_, gpu.device);
+    if (!context) return context.error();
+    pinner_.start(*context);
+    GpuPool pool;
+    pool.data = options_.pool;
+    pool.bytes = options_.pool_bytes;
+    pool.border_bytes = PoolPinner::kPieceBytes;
+    auto transfers = std::make_unique<GpuTransfers>(*context, pool, pinner_, options_.sink);
+    const std::lock_guard lock(mutex_);
+    gpu.transfers = std::move(transfers);
+    spdlog::info("serving {} ({})", uuid_text(gpu.device.uuid), gpu.device.name);
+    return gpu.transfers.get();
+  }
+
+  template <class Call>
+  void for_each_served(Call call) {
+    const std::lock_guard lock(mutex_);
+    for (Served& gpu : gpus_) {
+      if (gpu.transfers != nullptr) call(*gpu.transfers);
+    }
+  }
+
+  const CudaOptions options_;
+  const CudaDriver& driver_;
+  PoolPinner pinner_;
+  mutable std::mutex mutex_;
+  std::vector<Served> gpus_;  // goes before the pinner: its threads read it
+};
+
+}  // namespace
+
+Result<std::unique_ptr<CudaPath>> make_live_cuda_path(const CudaOptions& options) {
+  const auto driver = cuda_driver();
+  if (!driver) return driver.error();
+  const auto devices = list_gpus(**driver);
+  if (!devices) return devices.error();
+  if (devices->empty()) return Error{Status::not_found, "no GPU is visible", 0};
+  auto path = std::make_unique<LiveCudaPath>(options, **driver, *devices);
+  if (options.mode == CudaMode::at_start) {
+    if (auto served = path->serve_all(); !served) return served.error();
+  }
+  return std::unique_ptr<CudaPath>(std::move(path));
+}
+
+}  // namespace hicache::daemon

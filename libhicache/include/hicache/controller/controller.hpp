@@ -1,0 +1,178 @@
+// HiCacheController: what an engine's scheduler puts in the place of SGLang's, with a daemon doing the work.
+//
+// One controller a rank, on the rank's session. All ranks of a group make the same calls in the same order;
+// each operation takes the group's next sequence, the daemon decides it once, and its end is told to all
+// ranks at the same agreement (docs/controller.md). So every rank sees the same acks at the same call of
+// check_events, with no collective between the ranks.
+//
+// Host slots are handles: numbers of this engine for pages of the daemon's pool (host_page_states.hpp). The
+// daemon alone evicts from the pool; evict_host and reset only end this engine's interest.
+//
+// Thread safety: none; the scheduler's thread. layer_counter().wait_until may run on another one. Blocking:
+// calls that need a decision (write, hold, load, start_loading with several loads) wait for the daemon's
+// answer, microseconds; finish_writes, drain and reset wait for copies, which end by their deadlines. Nothing
+// waits longer than answer_timeout_ms. Errors: values. When the session is lost or the daemon does not answer
+// in time, that error comes from every call until reset() and a new controller.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "hicache/client.hpp"
+#include "hicache/controller/host_page_states.hpp"
+#include "hicache/controller/layer_events.hpp"
+#include "hicache/controller/tree_tier.hpp"
+#include "hicache/export.h"
+#include "hicache/token_slots.hpp"
+
+namespace hicache {
+
+struct ControllerOptions {
+  NamespaceSpec spec;                        // as the session attached with it
+  std::uint64_t host_tokens = 0;             // handles: see size_host_pool
+  std::uint32_t deadline_ms = 0;             // of operations; 0 = the daemon's default
+  std::uint32_t answer_timeout_ms = 30'000;  // after which the daemon counts as not answering
+};
+
+class HICACHE_EXPORT HiCacheController : public TreeTier {
+ public:
+  // Session (attached, buffers registered) and device slots must outlive the controller. Device slot s lies
+  // in device page s / page_tokens. A session serves one controller in its life, and nothing else.
+  static Result<std::unique_ptr<HiCacheController>> create(Session& session, TokenSlots& device,
+                                                           const ControllerOptions& options);
+  ~HiCacheController() override;
+  HiCacheController(const HiCacheController&) = delete;
+  HiCacheController& operator=(const HiCacheController&) = delete;
+
+  // --- device to host
+  // Writes read device memory only after this fence, until another is set. Nothing: at once.
+  void set_start_fence(std::optional<WriteFence> fence) { start_fence_ = fence; }
+  // Queues a copy of whole pages and starts it; the host slots. `chain`: hashes from the prefix's first page
+  // to the last one written. no_space when there are too few handles.
+  Result<std::vector<std::uint64_t>> write(std::span<const std::uint64_t> device_slots,
+                                           std::span<const PrefixHash> chain, std::int64_t node_id,
+                                           std::optional<std::int64_t> priority);
+  Result<std::vector<std::uint64_t>> write(std::span<const std::uint64_t> device_slots,
+                                           std::span<const PrefixHash> chain, std::int64_t node_id) override {
+    return write(device_slots, chain, node_id, std::nullopt);
+  }
+  // Starts what is queued, in order; nothing happens when nothing is.
+  Outcome start_writing();
+  Result<std::vector<HiCacheAck>> finish_writes() override;
+
+  // --- host to device
+  Result<HostHold> hold(std::span<const std::uint64_t> host_slots) override;
+  void let_go(const HostHold& hold) override;
+  Result<std::vector<std::uint64_t>> adopt(std::span<const PrefixHash> pages) override;
+  Result<std::vector<std::uint64_t>> load(const HostHold& hold, std::span<const std::uint64_t> host_slots,
+                                          std::int64_t node_id) override;
+  // Hold and load in one: takes device slots, nothing moves before start_loading. no_space when the device
+  // has no room, not_found when the pool does not have all pages any more.
+  Result<std::vector<std::uint64_t>> load(std::span<const std::uint64_t> host_slots,
+                                          std::optional<std::int64_t> priority = std::nullopt,
+                                          std::int64_t node_id = kNoNode);
+  // Starts everything queued as one batch; its producer index, or -1 when nothing was queued. The index is
+  // the consumer of the forward pass that needs the batch. Waits while all three slots are loading.
+  Result<std::int32_t> start_loading();
+  [[nodiscard]] LayerDoneCounter& layer_counter() { return counter_; }
+
+  // --- ends
+  // Once per scheduling step, on every rank: the acks of what has ended for the whole group. Does not wait
+  // for other ranks. An end may be told one call late, on all ranks alike.
+  Result<std::vector<HiCacheAck>> check_events();
+  // Waits until everything in flight has ended; its acks. Loads that were queued stay queued.
+  Result<std::vector<HiCacheAck>> drain();
+
+  // --- eviction
+  // Frees device slots. With host slots: they must be synced, and become the only copy.
+  Outcome evict_device(std::span<const std::uint64_t> device_slots,
+                       std::span<const std::uint64_t> host_slots) override;
+  Outcome evict_host(std::span<const std::uint64_t> host_slots) override;
+  [[nodiscard]] std::uint64_t host_available() const override { return host_->available(); }
+  // Tokens given up. invalid_argument unless backup_only, and for pages that are not backup.
+  Result<std::uint64_t> evict_host(std::span<const std::uint64_t> host_slots, bool backup_only);
+  Outcome revive(std::span<const std::uint64_t> host_slots) override;
+
+  // Ends everything in flight first, then forgets all host handles and, unless told otherwise, all device
+  // slots. Works on a lost session too. busy when a copy may still run: nothing was cleared then.
+  Outcome reset(bool clear_device = true);
+  [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
+
+  [[nodiscard]] const HostPageStates& host_pages() const { return *host_; }
+  [[nodiscard]] std::size_t in_flight() const { return in_flight_.size(); }
+  [[nodiscard]] std::size_t queued_loads() const { return queued_loads_.size(); }
+  // Why the controller has failed, or ok.
+  [[nodiscard]] Status state() const { return failure_ ? failure_->status : Status::ok; }
+
+ private:
+  struct QueuedWrite {
+    CacheOperationPtr operation;
+    std::vector<PrefixHash> chain;
+    std::vector<DevicePage> pages;
+  };
+  struct QueuedLoad {
+    CacheOperationPtr operation;
+    std::uint64_t sequence = 0;  // of its hold
+  };
+  // A sequence of the group that this rank has not seen the end of.
+  struct InFlight {
+    std::uint64_t sequence = 0;
+    LeaseId lease;
+    CacheOperationPtr operation;  // none: a hold that was let go or merged
+    Ticket copy;
+    Ticket release;
+    std::optional<WriteFence> start;
+    std::optional<LayerFence> finish;
+    Status refused = Status::ok;  // why there is no copy
+  };
+
+  HiCacheController(Session& session, TokenSlots& device, const ControllerOptions& options,
+                    std::unique_ptr<HostPageStates> host);
+
+  // controller.cpp
+  Result<std::vector<DevicePage>> device_pages(std::span<const std::uint64_t> slots) const;
+  Outcome start_write(QueuedWrite queued);
+  void start_load(InFlight& flight, LayerFence fence);
+  InFlight* find(std::uint64_t sequence);
+
+  // controller_progress.cpp
+  Error fail(Error error);
+  void route(OperationResult result);
+  Outcome wait_for_news();
+  Result<Ticket> post(const std::function<Result<Ticket>()>& post_one);
+  Result<OperationResult> result_of(Ticket ticket);
+  InFlight& open_flight();
+  Status open_lease(InFlight& flight, std::span<const PrefixHash> hashes, std::uint32_t& hits);
+  void release(InFlight& flight);
+  Outcome agree(std::vector<HiCacheAck>& acks);
+  Outcome agree_until(std::uint64_t sequence, std::vector<HiCacheAck>& acks);
+  Outcome retire(InFlight& flight, bool load_failed, std::vector<HiCacheAck>& acks);
+  Outcome end_without_daemon();
+
+  Session& session_;
+  TokenSlots& device_;
+  ControllerOptions options_;
+  std::unique_ptr<HostPageStates> host_;
+  SessionLayerWords words_;
+  LayerDoneCounter counter_;
+  std::optional<WriteFence> start_fence_;
+  std::vector<QueuedWrite> queued_writes_;
+  std::vector<QueuedLoad> queued_loads_;
+  std::deque<InFlight> in_flight_;                              // by sequence
+  std::unordered_map<std::uint64_t, OperationResult> results_;  // read, not asked for yet
+  std::unordered_set<std::uint64_t> busy_;                      // ended tickets whose pages a copy may touch
+  std::uint64_t next_sequence_ = 1;
+  std::uint64_t agreement_ = 0;
+  Ticket agreement_ticket_;
+  std::uint64_t epoch_ = 0;
+  std::optional<Error> failure_;
+};
+
+}  // namespace hicache

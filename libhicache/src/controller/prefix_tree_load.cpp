@@ -1,0 +1,246 @@
+// What comes back to the device, and how the tree shows itself.
+#include <algorithm>
+#include <string>
+
+#include "prefix_tree_node.hpp"
+
+namespace hicache {
+
+Result<LoadBack> PrefixTree::load_back(NodeId id, std::uint64_t quota) {
+  std::vector<Node*> chain;  // from the end upwards, turned round below
+  Node* ancestor = find(id);
+  if (ancestor == nullptr) {
+    return Error{Status::not_found, "node " + std::to_string(id) + " is not in the tree", 0};
+  }
+  for (; !ancestor->is_root() && !ancestor->on_device(); ancestor = ancestor->parent) {
+    chain.push_back(ancestor);
+  }
+  std::reverse(chain.begin(), chain.end());
+  const auto slots_of_chain = [&] {
+    std::vector<std::uint64_t> slots;
+    for (const Node* node : chain) slots.insert(slots.end(), node->host.begin(), node->host.end());
+    return slots;
+  };
+  const auto too_short = [&](std::uint64_t tokens) {
+    return Error{Status::not_found,
+                 std::to_string(tokens) + " tokens on the host; a load starts at " +
+                     std::to_string(options_.load_back_threshold),
+                 0};
+  };
+  // The ancestor must not be evicted to make room for its own descendants; what it takes out of the
+  // evictable tokens is not there for this load.
+  const std::uint64_t evictable = evictable_tokens();
+  change_locks(ancestor, 1);
+  const std::uint64_t locked = evictable - std::min(evictable, evictable_tokens());
+  auto slots = slots_of_chain();
+  if (slots.size() < options_.load_back_threshold) {
+    change_locks(ancestor, -1);
+    return too_short(slots.size());
+  }
+  if (slots.size() + locked > quota) {
+    change_locks(ancestor, -1);
+    return Error{Status::too_large,
+                 std::to_string(slots.size()) + " tokens to load; the quota of " + std::to_string(quota) +
+                     " leaves " + std::to_string(quota - std::min(quota, locked)),
+                 0};
+  }
+  const auto hold = tier_.hold(slots);
+  if (!hold) {
+    change_locks(ancestor, -1);
+    return hold.error();
+  }
+  if (hold->tokens < slots.size()) {
+    // The pool has evicted the rest meanwhile: the tree learns it here, on every rank alike.
+    std::uint64_t left = hold->tokens / options_.page_tokens;
+    for (std::size_t i = 0; i < chain.size(); ++i) {
+      if (left >= chain[i]->hashes.size()) {
+        left -= chain[i]->hashes.size();
+        continue;
+      }
+      Node* lost = chain[i];
+      if (left > 0) {
+        chain[i] = split(lost, left);
+        ++i;
+      }
+      chain.resize(i);
+      drop_host_below(lost);
+      if (lost->children == 0 && lost->host_locks == 0) remove(lost);
+      break;
+    }
+    slots = slots_of_chain();
+  }
+  if (slots.size() < options_.load_back_threshold) {
+    tier_.let_go(*hold);
+    change_locks(ancestor, -1);
+    return too_short(slots.size());
+  }
+  Node* end = chain.back();
+  for (Node* node : chain) {
+    ++node->host_locks;
+    refresh(node);
+  }
+  auto device = tier_.load(*hold, slots, end->id);
+  if (!device && device.status() == Status::no_space) {
+    evict(slots.size());
+    device = tier_.load(*hold, slots, end->id);
+  }
+  if (!device) {
+    tier_.let_go(*hold);
+    for (Node* node : chain) {
+      --node->host_locks;
+      refresh(node);
+    }
+    change_locks(ancestor, -1);
+    return device.error();
+  }
+  auto from = device->begin();
+  for (Node* node : chain) {
+    const auto to = from + static_cast<std::ptrdiff_t>(tokens_of(*node));
+    node->load_of = end->id;
+    set_device(node, std::vector<std::uint64_t>(from, to));
+    from = to;
+  }
+  loading_[end->id] = true;
+  change_locks(end, 1);
+  change_locks(ancestor, -1);
+  return LoadBack{end->id, std::move(*device)};
+}
+
+Result<std::uint64_t> PrefixTree::adopt(std::span<const PrefixHash> hashes) {
+  ++clock_;
+  Node* at = root_;
+  std::size_t page = 0;
+  while (page < hashes.size()) {
+    Node* child = child_at(at, hashes[page]);
+    if (child == nullptr) break;
+    const std::size_t most = std::min(child->hashes.size(), hashes.size() - page);
+    std::size_t same = 1;
+    while (same < most && child->hashes[same] == hashes[page + same]) ++same;
+    if (same < child->hashes.size()) child = split(child, same);
+    at = child;
+    page += same;
+  }
+  // Behind a page that the host does not have nothing can be found there.
+  if (page == hashes.size() || !at->backed()) return std::uint64_t{0};
+  const auto rest = hashes.subspan(page);
+  // What is behind must not be given up to make room for it.
+  ++at->host_locks;
+  refresh(at);
+  auto slots = tier_.adopt(rest);
+  if (!slots && slots.status() == Status::no_space) {
+    evict_host(rest.size() * options_.page_tokens -
+               std::min(rest.size() * options_.page_tokens, tier_.host_available()));
+    slots = tier_.adopt(rest);
+  }
+  --at->host_locks;
+  refresh(at);
+  if (!slots) return slots.error();
+  if (slots->empty()) return std::uint64_t{0};
+  const std::uint64_t tokens = slots->size();
+  Node* node = add_node(at, rest.first(tokens / options_.page_tokens));
+  set_host(node, std::move(*slots));
+  return tokens;
+}
+
+void PrefixTree::end_load(const HiCacheAck& ack, NodeId id) {
+  loading_.erase(id);
+  std::vector<Node*> parts;
+  for (Node* node = find(id); node != nullptr && node->load_of == id; node = node->parent) {
+    parts.push_back(node);
+  }
+  for (Node* node : parts) {
+    node->load_of = kNoOperation;
+    --node->host_locks;
+    node->bad = ack.status != Status::ok;
+    refresh(node);
+  }
+  change_locks(find(id), -1);
+  // From the end upwards, as far as no request holds them; unlock does the rest.
+  for (Node* node : parts) {
+    if (node->bad && node->locks == 0 && node->device_children == 0) give_up_device(node);
+  }
+}
+
+// Device slots that hold nothing valid are given back; the host copy is what it was.
+void PrefixTree::give_up_device(Node* node) {
+  static_cast<void>(tier_.evict_device(take_device(node), {}));
+  if (!node->on_host() && node->children == 0) remove(node);
+}
+
+std::vector<NodeId> PrefixTree::ids() const {
+  std::vector<NodeId> out;
+  for (const auto& [id, node] : nodes_) {
+    if (id != kRoot) out.push_back(id);
+  }
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+Result<NodeView> PrefixTree::view(NodeId id) const {
+  const Node* node = find(id);
+  if (node == nullptr) {
+    return Error{Status::not_found, "node " + std::to_string(id) + " is not in the tree", 0};
+  }
+  NodeView view;
+  view.id = id;
+  view.parent = node->is_root() ? kRoot : node->parent->id;
+  view.hashes = node->hashes;
+  view.device_slots = node->device;
+  view.host_slots = node->host;
+  view.locks = node->locks;
+  view.host_locks = node->host_locks;
+  view.hits = node->hits;
+  view.writing = node->write_of != kNoOperation;
+  view.pinned = node->pinned_until != 0;
+  view.children = node->children;
+  return view;
+}
+
+std::string PrefixTree::check() const {
+  std::uint64_t device = 0;
+  std::uint64_t host = 0;
+  std::uint64_t pinned = 0;
+  std::size_t evictable = 0;
+  std::size_t host_evictable = 0;
+  for (const auto& entry : nodes_) {
+    const Node& node = *entry.second;
+    const auto wrong = [&node](const char* what) { return "node " + std::to_string(node.id) + ": " + what; };
+    std::uint32_t children = 0;
+    std::uint32_t device_children = 0;
+    for (const Node* child = node.first_child; child != nullptr; child = child->next_sibling) {
+      ++children;
+      device_children += child->on_device() ? 1 : 0;
+      if (child->parent != &node) return wrong("a child names another parent");
+    }
+    if (children != node.children || device_children != node.device_children) {
+      return wrong("its children are counted wrong");
+    }
+    if (node.is_root()) continue;
+    if (!node.on_device() && !node.on_host()) return wrong("it is nowhere");
+    if (node.on_device() && node.device.size() != tokens_of(node)) return wrong("device slots missing");
+    if (node.on_host() && node.host.size() != tokens_of(node)) return wrong("host slots missing");
+    if (node.on_device() && !node.parent->is_root() && !node.parent->on_device()) {
+      return wrong("it is on the device, its parent is not");
+    }
+    if (node.on_host() && node.write_of == kNoOperation && !node.parent->backed()) {
+      return wrong("it is on the host, its parent is not");
+    }
+    if (!node.parent->is_root() && node.locks > node.parent->locks) return wrong("locked, its parent less");
+    const auto at = by_first_hash_.find(node.hashes.front());
+    if (at == by_first_hash_.end() || at->second != &node) return wrong("it can't be found by its hash");
+    device += node.device.size();
+    host += node.host.size();
+    if (node.pinned_until != 0) pinned += tokens_of(node);
+    evictable += node.in_device_order ? 1 : 0;
+    host_evictable += node.in_host_order ? 1 : 0;
+  }
+  if (device != device_tokens_ || host != host_tokens_ || pinned != pinned_tokens_) {
+    return "the token counts are wrong";
+  }
+  if (evictable != device_order_.size() || host_evictable != host_order_.size()) {
+    return "the eviction orders hold other nodes than those that are marked";
+  }
+  return {};
+}
+
+}  // namespace hicache

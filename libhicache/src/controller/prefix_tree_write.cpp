@@ -1,0 +1,149 @@
+// What leaves the device: copies to the host, and evictions on both tiers.
+#include "prefix_tree_node.hpp"
+
+namespace hicache {
+
+// Starts to copy a node to the host. False when that is not possible now: the node stays as it is.
+bool PrefixTree::write_backup(Node* node, bool write_back) {
+  // A page without its parent on the host could never be found again.
+  if (!node->parent->backed() && (!write_back || !write_backup(node->parent, true))) return false;
+  const auto chain = chain_of(node);
+  auto slots = tier_.write(node->device, chain, node->id);
+  if (!slots && slots.status() == Status::no_space) {
+    evict_host(tokens_of(*node) - tier_.host_available());
+    slots = tier_.write(node->device, chain, node->id);
+  }
+  if (!slots) return false;
+  node->write_of = node->id;
+  writing_[node->id] = write_back;
+  set_host(node, std::move(*slots));
+  // While it is written the device copy must stay; write_back waits for the end anyway.
+  if (!write_back) change_locks(node, 1);
+  return true;
+}
+
+// Takes the device copy away; the host has the page. One that a failed load left was never a copy.
+void PrefixTree::demote(Node* node) {
+  const auto host = node->bad ? std::vector<std::uint64_t>{} : node->host;
+  static_cast<void>(tier_.evict_device(take_device(node), host));
+}
+
+// Takes a node without children away that is nowhere else.
+void PrefixTree::remove(Node* node) {
+  if (node->on_device()) static_cast<void>(tier_.evict_device(take_device(node), {}));
+  if (node->on_host()) static_cast<void>(tier_.evict_host(take_host(node)));
+  if (node->pinned_until != 0) {
+    pinned_tokens_ -= tokens_of(*node);
+    std::erase(pinned_, node->id);
+  }
+  unlink(node);
+}
+
+// The host lost a page: whatever lies behind it can't be found there any more.
+void PrefixTree::drop_host_below(Node* top) {
+  std::vector<Node*> below{top};
+  for (std::size_t i = 0; i < below.size(); ++i) {
+    for (Node* child = below[i]->first_child; child != nullptr; child = child->next_sibling) {
+      below.push_back(child);
+    }
+  }
+  for (std::size_t i = below.size(); i-- > 1;) {
+    Node* node = below[i];
+    if (node->write_of != kNoOperation || node->load_of != kNoOperation || node->host_locks > 0) continue;
+    if (!node->on_device() && node->children == 0) {
+      remove(node);
+    } else if (node->on_device() && node->on_host()) {
+      static_cast<void>(tier_.evict_host(take_host(node)));
+    }
+  }
+}
+
+std::uint64_t PrefixTree::evict(std::uint64_t tokens) {
+  std::uint64_t freed = 0;
+  for (;;) {
+    std::vector<NodeId> written;
+    std::uint64_t on_the_way = 0;
+    while (freed + on_the_way < tokens) {
+      const NodeId id = device_order_.first();
+      if (id < 0) break;
+      Node* node = find(id);
+      const std::uint64_t size = tokens_of(*node);
+      if (node->on_host()) {
+        demote(node);
+        freed += size;
+      } else if (options_.write_policy == WritePolicy::write_back && write_backup(node, true)) {
+        written.push_back(id);
+        on_the_way += size;
+      } else {
+        remove(node);
+        freed += size;
+      }
+    }
+    if (written.empty()) return freed;
+    if (const auto acks = tier_.finish_writes()) apply(*acks);
+    for (const NodeId id : written) {
+      Node* node = find(id);
+      if (node == nullptr || !node->on_device()) continue;
+      // Without an answer nobody may touch the device copy: it stays.
+      if (node->write_of != kNoOperation) return freed;
+      freed += tokens_of(*node);
+      if (node->on_host()) {
+        demote(node);
+      } else {
+        remove(node);
+      }
+    }
+  }
+}
+
+std::uint64_t PrefixTree::evict_host(std::uint64_t tokens) {
+  std::uint64_t freed = 0;
+  while (freed < tokens) {
+    const NodeId id = host_order_.first();
+    if (id < 0) break;
+    Node* node = find(id);
+    // The last one only as far as needed, from its tail: its front stays a prefix.
+    const std::uint64_t pages = (tokens - freed + options_.page_tokens - 1) / options_.page_tokens;
+    if (pages < node->hashes.size()) split(node, node->hashes.size() - pages);
+    freed += tokens_of(*node);
+    remove(node);
+  }
+  return freed;
+}
+
+void PrefixTree::apply(const std::vector<HiCacheAck>& acks) {
+  for (const HiCacheAck& ack : acks) apply(ack);
+}
+
+void PrefixTree::apply(const HiCacheAck& ack) {
+  for (const NodeId id : ack.node_ids) {
+    if (ack.kind == OperationKind::write && writing_.contains(id)) end_write(ack, id);
+    if (ack.kind == OperationKind::load && loading_.contains(id)) end_load(ack, id);
+  }
+}
+
+void PrefixTree::end_write(const HiCacheAck& ack, NodeId id) {
+  const bool write_back = writing_.at(id);
+  writing_.erase(id);
+  // Splits since then have cut the written run in several nodes, the first ones above.
+  std::vector<Node*> parts;
+  for (Node* node = find(id); node != nullptr && node->write_of == id; node = node->parent) {
+    parts.push_back(node);
+  }
+  std::uint64_t end = 0;
+  Node* lost = nullptr;
+  for (auto at = parts.rbegin(); at != parts.rend(); ++at) {
+    Node* node = *at;
+    end += tokens_of(*node);
+    node->write_of = kNoOperation;
+    if (end > ack.host_tokens || !node->parent->backed()) {
+      static_cast<void>(tier_.evict_host(take_host(node)));
+      if (lost == nullptr) lost = node;
+    }
+    refresh(node);
+  }
+  if (!write_back) change_locks(find(id), -1);
+  if (lost != nullptr) drop_host_below(lost);
+}
+
+}  // namespace hicache

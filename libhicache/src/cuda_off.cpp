@@ -1,0 +1,35 @@
+// What is left of the CUDA interface in a build without a toolkit: it says that it is off, and why.
+#include "hicache/cuda.hpp"
+#include "stream_fences.hpp"
+
+namespace hicache {
+namespace {
+
+Error off() {
+  return Error{Status::not_found, "CUDA off: " HICACHE_CUDA_OFF_REASON, 0};
+}
+
+}  // namespace
+
+Result<CudaAllocation> describe_cuda_allocation(const CudaRange&) {
+  return off();
+}
+
+Outcome register_cuda_buffers(Session&, std::span<const CudaRange>, std::span<const DeviceTensor>,
+                              std::uint32_t, std::uint32_t) {
+  return off();
+}
+
+Result<std::unique_ptr<StreamFences>> StreamFences::create(Session&, FenceBlock*, void*) {
+  return off();
+}
+StreamFences::~StreamFences() = default;
+Outcome StreamFences::wait(void*, const A32&, std::uint32_t) const {
+  return off();
+}
+Outcome StreamFences::write(void*, const A32&, std::uint32_t) const {
+  return off();
+}
+void StreamFences::watch() {}
+
+}  // namespace hicache

@@ -1,0 +1,115 @@
+// Writes small seed corpora: fuzz_seeds DIRECTORY makes DIRECTORY/{message,config,region,coordinator}/*.
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "daemon/config.hpp"
+#include "shm/messages.hpp"
+
+using namespace hicache;
+
+namespace {
+
+std::filesystem::path root;
+
+void put(const std::string& target, const std::string& name, std::string_view bytes) {
+  std::filesystem::create_directories(root / target);
+  std::ofstream out(root / target / name, std::ios::binary);
+  out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  if (!out.flush()) throw std::runtime_error("cannot write " + (root / target / name).string());
+}
+
+void put(const std::string& name, const SocketMessage& message) {
+  const auto bytes = encode_message(message);
+  put("message", name, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+}
+
+void messages() {
+  NamespaceSpec spec;
+  spec.model = "model";
+  spec.dtype = "bf16";
+  spec.lora_id = "adapter";
+  spec.page_tokens = 16;
+  spec.layers = 2;
+  spec.heads_per_shard = 1;
+  spec.head_dim = 8;
+  spec.element_bytes = 2;
+  Hello hello;
+  hello.engine = "engine";
+  hello.spec = spec;
+  put("hello", hello);
+  Welcome welcome;
+  welcome.protocol = 1;
+  welcome.channel = ChannelGeometry::plan(4, 8, 4096);
+  put("welcome", welcome);
+  RegisterBuffers buffers;
+  DeviceAllocation allocation;
+  allocation.bytes = 65536;
+  buffers.geometry.allocations.push_back(allocation);
+  buffers.geometry.pages = 4;
+  for (std::uint32_t i = 0; i < 4; ++i) {
+    buffers.geometry.tensors.push_back({0, i % 2, static_cast<TensorKind>(i / 2), i * 4096, 256, 256});
+  }
+  put("buffers", buffers);
+  put("goodbye", Goodbye{});
+  put("control", Control{{"namespace", "bump", "ab"}});
+  put("reply", Reply{Status::again, "text"});
+}
+
+void configs() {
+  put("config", "defaults", daemon::config_to_json(daemon::Config{}));
+  put("config", "units",
+      R"({"name":"a","pool":{"bytes":"64MiB","segment_bytes":"64KiB"},"limits":{"clients":2}})");
+  put("config", "wrong", R"({"pool":{"bytes":-1,"segment_bytes":3},"nothing":[null]})");
+}
+
+// Lists of changes to a good region, see region_fuzzer.cpp.
+void regions() {
+  put("region", "unchanged", "\x01");
+  put("region", "state", std::string_view("\x01\xb0\x00\x04\x00\x00\x00", 7));
+  put("region", "first_section", std::string_view("\x01\x4e\x00\xff\xff\xff\xff", 7));
+  put("region", "raw", std::string_view("\x00HICACHE1", 9));
+}
+
+// Lists of steps, see coordinator_fuzzer.cpp: both ranks reserve, write and release, in both endings.
+void steps() {
+  using Bytes = std::vector<std::uint8_t>;
+  Bytes request;
+  const auto add = [&](std::initializer_list<std::uint8_t> bytes) { request.insert(request.end(), bytes); };
+  for (std::uint8_t rank = 0; rank < 2; ++rank) add({0, rank, 0, 4, 1, 0});  // reserve sequence 1, 4 pages
+  add({8, 0, 6, 0, 63});                                                     // settle, read
+  for (std::uint8_t rank = 0; rank < 2; ++rank) add({1, rank, 0, 4, 0, 0, 0, 0});  // write all four
+  add({8, 0, 8, 0, 6, 0, 63, 6, 1, 63});
+  for (std::uint8_t rank = 0; rank < 2; ++rank) add({2, rank, 0, 4, 0, 0, 0, 0});  // load them again
+  add({8, 0, 8, 0});
+  for (std::uint8_t rank = 0; rank < 2; ++rank) add({3, rank, 0});  // release
+  for (std::uint8_t ending = 0; ending < 2; ++ending) {
+    Bytes input{ending};
+    input.insert(input.end(), request.begin(), request.end());
+    put("coordinator", "request" + std::to_string(ending),
+        {reinterpret_cast<const char*>(input.data()), input.size()});
+  }
+  // A write that waits for its fence when its rank dies; a bump; a scribble over the header; the scheduler.
+  Bytes death{1};
+  death.insert(death.end(), request.begin(), request.begin() + 17);
+  death.insert(death.end(), {1, 0, 7, 4, 0, 0, 0, 129, 9, 9, 0, 0, 1, 10, 0, 2, 5, 1, 64, 0, 7});
+  death.insert(death.end(), {0, 2, 0, 3, 1, 0, 8, 0, 6, 2, 9});
+  put("coordinator", "death", {reinterpret_cast<const char*>(death.data()), death.size()});
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: fuzz_seeds DIRECTORY\n");
+    return 2;
+  }
+  root = argv[1];
+  messages();
+  configs();
+  regions();
+  steps();
+}

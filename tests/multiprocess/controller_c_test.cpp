@@ -1,0 +1,216 @@
+// The controller through its C interface: what a scheduler in another language does with a request.
+#include "hicache/hicache_controller.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/catch.hpp"
+#include "tests/support/processes.hpp"
+
+namespace hicache::test {
+namespace {
+
+constexpr std::uint32_t kPages = 16;
+constexpr std::uint32_t kPageTokens = 4;
+constexpr std::uint32_t kPieceBytes = kPageTokens * 16 * 2;
+
+class CRank {
+ public:
+  explicit CRank(const TestDaemon& daemon) {
+    spec_.struct_size = sizeof spec_;
+    spec_.attention = HICACHE_ATTENTION_MLA;
+    spec_.model = "c-model";
+    spec_.dtype = "bfloat16";
+    spec_.page_tokens = kPageTokens;
+    spec_.layers = 2;
+    spec_.heads_per_shard = 1;
+    spec_.head_dim = 16;
+    spec_.element_bytes = 2;
+    spec_.tp_size = 1;
+    hicache_attach_options options{};
+    options.struct_size = sizeof options;
+    options.role = HICACHE_ROLE_RANK;
+    options.socket_path = daemon.socket_path().c_str();
+    options.engine = "c";
+    options.spec = &spec_;
+    REQUIRE(hicache_attach(&options, &session) == HICACHE_OK);
+    REQUIRE(hicache_buffer_create(2ull * kPages * kPieceBytes, &buffer_) == HICACHE_OK);
+    const hicache_allocation allocation{hicache_buffer_fd(buffer_), 0, hicache_buffer_size(buffer_)};
+    std::vector<hicache_tensor> tensors;
+    for (std::uint32_t layer = 0; layer < 2; ++layer) {
+      tensors.push_back({0, layer, HICACHE_TENSOR_LATENT, 0, std::uint64_t{layer} * kPages * kPieceBytes,
+                         kPieceBytes, kPieceBytes});
+    }
+    REQUIRE(hicache_register_buffers(session, &allocation, 1, tensors.data(), 2, kPages, 10'000) ==
+            HICACHE_OK);
+  }
+  ~CRank() {
+    hicache_controller_destroy(controller);
+    hicache_session_destroy(session);
+    hicache_buffer_destroy(buffer_);
+  }
+  CRank(const CRank&) = delete;
+  CRank& operator=(const CRank&) = delete;
+
+  hicache_controller_options options() const {
+    hicache_controller_options o{};
+    o.struct_size = sizeof o;
+    o.device_tokens = kPages * kPageTokens;
+    o.host_tokens = 256;
+    o.load_back_threshold = 4;
+    o.pinnable_tokens = 8;
+    return o;
+  }
+  hicache_status create(const hicache_controller_options& o) {
+    return hicache_controller_create(session, &spec_, &o, &controller);
+  }
+  std::uint8_t* piece(std::uint64_t slot, std::uint32_t layer) {
+    return static_cast<std::uint8_t*>(hicache_buffer_data(buffer_)) +
+           (layer * kPages + slot / kPageTokens) * kPieceBytes;
+  }
+  void settle(std::uint32_t operations) {
+    REQUIRE(eventually([&] {
+      std::uint32_t ended = 0;
+      REQUIRE(hicache_controller_check_events(controller, &ended) == HICACHE_OK);
+      operations -= std::min(operations, ended);
+      return operations == 0;
+    }));
+  }
+
+  hicache_session* session = nullptr;
+  hicache_controller* controller = nullptr;
+
+ private:
+  hicache_namespace spec_{};
+  hicache_buffer* buffer_ = nullptr;
+};
+
+std::string last_error() {
+  return hicache_last_error();
+}
+
+}  // namespace
+
+TEST_CASE("a request goes through the C interface: insert, evict, load back, and its bytes are there") {
+  const TestDaemon daemon;
+  CRank rank(daemon);
+  REQUIRE(rank.create(rank.options()) == HICACHE_OK);
+  hicache_controller* c = rank.controller;
+  const std::uint32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  hicache_hash hashes[3];
+  REQUIRE(hicache_hash_chain(tokens, 12, kPageTokens, nullptr, hashes) == HICACHE_OK);
+
+  std::vector<std::uint64_t> slots(12);
+  REQUIRE(hicache_controller_alloc(c, 12, slots.data()) == HICACHE_OK);
+  for (std::size_t i = 0; i < 12; i += kPageTokens) {
+    for (std::uint32_t layer = 0; layer < 2; ++layer) {
+      std::memset(rank.piece(slots[i], layer), static_cast<int>(0x10 * (layer + 1) + i), kPieceBytes);
+    }
+  }
+  std::int64_t node = 0;
+  std::vector<std::uint64_t> duplicates(12);
+  std::size_t duplicate_count = 99;
+  REQUIRE(hicache_controller_insert(c, hashes, 3, slots.data(), 12, 0, &node, duplicates.data(),
+                                    &duplicate_count) == HICACHE_OK);
+  CHECK(duplicate_count == 0);
+  rank.settle(1);
+  hicache_match match{};
+  match.struct_size = sizeof match;
+  std::vector<std::uint64_t> found(12);
+  REQUIRE(hicache_controller_match(c, hashes, 3, &match, found.data(), 12) == HICACHE_OK);
+  CHECK((match.device_tokens == 12 && match.device_node == node && found == slots));
+  CHECK(hicache_controller_match(c, hashes, 3, &match, found.data(), 11) == HICACHE_TOO_LARGE);
+
+  REQUIRE(hicache_controller_lock(c, node) == HICACHE_OK);
+  std::uint64_t freed = 1;
+  REQUIRE(hicache_controller_evict(c, 12, &freed) == HICACHE_OK);
+  CHECK(freed == 0);
+  REQUIRE(hicache_controller_unlock(c, node) == HICACHE_OK);
+  CHECK(hicache_controller_unlock(c, node) == HICACHE_ALREADY_RELEASED);
+  REQUIRE(hicache_controller_evict(c, 12, &freed) == HICACHE_OK);
+  CHECK(freed == 12);
+  // Whatever was there is gone: other data lies in all device pages.
+  for (std::uint64_t page = 0; page < kPages; ++page) {
+    for (std::uint32_t layer = 0; layer < 2; ++layer)
+      std::memset(rank.piece(page * 4, layer), 0xee, kPieceBytes);
+  }
+  REQUIRE(hicache_controller_match(c, hashes, 3, &match, nullptr, 0) == HICACHE_OK);
+  CHECK((match.device_tokens == 0 && match.host_tokens == 12));
+  std::size_t count = 0;
+  std::int64_t end = 0;
+  CHECK(hicache_controller_load_back(c, match.host_node, 11, slots.data(), &count, &end) ==
+        HICACHE_TOO_LARGE);
+  REQUIRE(hicache_controller_load_back(c, match.host_node, 12, slots.data(), &count, &end) == HICACHE_OK);
+  CHECK(count == 12);
+  std::int32_t producer = -2;
+  REQUIRE(hicache_controller_start_loading(c, &producer) == HICACHE_OK);
+  CHECK(producer == 0);
+  for (std::uint32_t layer = 0; layer < 2; ++layer) {
+    REQUIRE(hicache_controller_wait_layer(c, producer, layer, kPatienceMs) == HICACHE_OK);
+    for (std::size_t i = 0; i < 12; i += kPageTokens) {
+      const std::uint8_t* bytes = rank.piece(slots[i], layer);
+      CHECK(std::all_of(bytes, bytes + kPieceBytes,
+                        [&](std::uint8_t b) { return b == 0x10 * (layer + 1) + i; }));
+    }
+  }
+  rank.settle(1);
+  REQUIRE(hicache_controller_start_loading(c, &producer) == HICACHE_OK);
+  CHECK(producer == -1);
+  CHECK(hicache_controller_wait_layer(c, -1, 5, 0) == HICACHE_OK);
+  CHECK(hicache_controller_wait_layer(c, 3, 0, 0) == HICACHE_INVALID_ARGUMENT);
+
+  REQUIRE(hicache_controller_pin(c, hashes, 2, 10) == HICACHE_OK);
+  CHECK(hicache_controller_pin(c, hashes, 3, 10) == HICACHE_NO_SPACE);
+  REQUIRE(hicache_controller_evict(c, 12, &freed) == HICACHE_OK);
+  CHECK(freed == 4);
+  REQUIRE(hicache_controller_expire_pins(c, 10) == HICACHE_OK);
+  REQUIRE(hicache_controller_evict(c, 12, &freed) == HICACHE_OK);
+  CHECK(freed == 8);
+  REQUIRE(hicache_controller_evict_host(c, 100, &freed) == HICACHE_OK);
+  CHECK(freed == 12);
+  // The handles are gone, the pool's pages are not.
+  std::uint64_t adopted = 0;
+  REQUIRE(hicache_controller_adopt(c, hashes, 3, &adopted) == HICACHE_OK);
+  CHECK(adopted == 12);
+  REQUIRE(hicache_controller_reset(c) == HICACHE_OK);
+  std::vector<std::uint64_t> all(kPages * kPageTokens);
+  CHECK(hicache_controller_alloc(c, all.size(), all.data()) == HICACHE_OK);
+  CHECK(hicache_controller_free(c, all.data(), all.size()) == HICACHE_OK);
+  CHECK(hicache_controller_free(c, all.data(), 4) == HICACHE_ALREADY_RELEASED);
+}
+
+TEST_CASE("the C interface refuses what makes no sense, and says what") {
+  const TestDaemon daemon;
+  CRank rank(daemon);
+  auto o = rank.options();
+  o.write_policy = "write_around";
+  CHECK(rank.create(o) == HICACHE_INVALID_ARGUMENT);
+  CHECK(last_error().find("Invalid write policy: write_around") != std::string::npos);
+  o = rank.options();
+  o.eviction_policy = "fifo";
+  CHECK(rank.create(o) == HICACHE_INVALID_ARGUMENT);
+  o = rank.options();
+  o.device_tokens = 5;
+  CHECK(rank.create(o) == HICACHE_INVALID_ARGUMENT);
+  o = rank.options();
+  o.reserved = 1;
+  CHECK(rank.create(o) == HICACHE_INVALID_ARGUMENT);
+  o = rank.options();
+  o.struct_size = 8;
+  CHECK(rank.create(o) == HICACHE_INVALID_ARGUMENT);
+  CHECK(rank.controller == nullptr);
+  CHECK(hicache_controller_check_events(nullptr, nullptr) == HICACHE_INVALID_ARGUMENT);
+  CHECK(last_error().find("controller is NULL") != std::string::npos);
+  REQUIRE(rank.create(rank.options()) == HICACHE_OK);
+  CHECK(hicache_controller_set_start_fence(rank.controller, 64, 1) == HICACHE_INVALID_ARGUMENT);
+  CHECK(hicache_controller_set_start_fence(rank.controller, 63, 1) == HICACHE_OK);
+  CHECK(hicache_controller_set_start_fence(rank.controller, HICACHE_NO_FENCE, 0) == HICACHE_OK);
+  CHECK(hicache_controller_lock(rank.controller, 77) == HICACHE_NOT_FOUND);
+  CHECK(hicache_controller_match(rank.controller, nullptr, 1, nullptr, nullptr, 0) ==
+        HICACHE_INVALID_ARGUMENT);
+}
+
+}  // namespace hicache::test
