@@ -7,10 +7,10 @@ set -euo pipefail
 
 build_packages=(
   cmake ninja-build g++
-  libboost-dev libssl-dev libxxhash-dev libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev
+  libboost-dev libssl-dev libxxhash-dev libcli11-dev nlohmann-json3-dev libspdlog-dev libfmt-dev liburing-dev
   catch2  # the default build includes the tests
 )
-test_packages=(clang clang-format clang-tidy python3 spin)
+test_packages=(clang clang-format clang-tidy python3 spin redis-server)
 # Speeds builds up, but nothing fails without it.
 optional_packages=(ccache)
 
