@@ -16,6 +16,7 @@
 #include "daemon/config.hpp"
 #include "daemon/service.hpp"
 #include "daemon/startup.hpp"
+#include "shm/version.hpp"
 
 namespace hicache::daemon {
 namespace {
@@ -117,6 +118,7 @@ int run(const CommandLine& line) {
 int start(int argc, char** argv) {
   CommandLine line;
   CLI::App app{"hicached: the KV cache daemon of a node"};
+  app.set_version_flag("--version", version_text("hicached"));
   app.add_option("--config", line.config_path, "configuration file (JSON)");
   app.add_flag("--check-config", line.check_config, "check the configuration file and exit");
   app.add_flag("--print-config", line.print_config,

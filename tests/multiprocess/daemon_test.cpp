@@ -107,6 +107,16 @@ TEST_CASE("--print-config prints a file that --check-config accepts") {
             .status.exited_with(0));
 }
 
+TEST_CASE("every program says its version, protocol and layout") {
+  for (const char* name : {"hicached", "hicache-ctl", "hicache-dump", "hicache-bench"}) {
+    const auto printed = run_program({program(name), "--version"});
+    CHECK(printed.status.exited_with(0));
+    CHECK(contains(printed.out, std::string(name) + " "));
+    CHECK(contains(printed.out, "protocol 1"));
+    CHECK(contains(printed.out, "layout 1"));
+  }
+}
+
 TEST_CASE("a second daemon of a name is refused and the first one goes on") {
   TestDaemon daemon;
   const auto second = run_program({program("hicached"), "--config", daemon.config_path(), "--foreground"});

@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "shm/version.hpp"
 #include "tools/bench/bench_model.hpp"
 #include "tools/bench/chaos_bench.hpp"
 #include "tools/bench/micro_bench.hpp"
@@ -97,6 +98,7 @@ void add_replay_options(CLI::App& command, ReplayOptions& options, std::string& 
 int main(int argc, char** argv) {
   install_interrupt_handler();
   CLI::App app{"Benchmarks of hicache. Every byte that a replay loads is compared with what it must be."};
+  app.set_version_flag("--version", version_text("hicache-bench"));
   app.require_subcommand(1);
   int rc = 0;
   std::string json;

@@ -15,6 +15,7 @@
 #include "shm/region.hpp"
 #include "shm/shared_memory.hpp"
 #include "shm/socket_path.hpp"
+#include "shm/version.hpp"
 #include "tools/ctl/doctor.hpp"
 #include "tools/ctl/tables.hpp"
 
@@ -94,6 +95,7 @@ int start(int argc, char** argv) {
   bool raw_json = false;
   std::uint32_t timeout_ms = 10'000;
   CLI::App app{"hicache-ctl: asks a running hicached"};
+  app.set_version_flag("--version", version_text("hicache-ctl"));
   app.add_option("NAME", name, "name of the daemon")->required();
   app.add_option("COMMAND", command, "what to ask, see below")->required();
   app.add_option("--socket", socket_path, "path of the daemon's socket (looked up by name unless given)");

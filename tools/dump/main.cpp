@@ -9,6 +9,7 @@
 #include <new>
 #include <optional>
 
+#include "shm/version.hpp"
 #include "tools/dump/config_view.hpp"
 #include "tools/dump/json_report.hpp"
 #include "tools/dump/output.hpp"
@@ -82,6 +83,7 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   Arguments arguments;
   CLI::App app{"Looks inside the region of a running or dead hicached, read-only."};
+  app.set_version_flag("--version", hicache::version_text("hicache-dump"));
   auto* name = app.add_option("NAME", arguments.name, "name of the daemon");
   app.add_option("--file", arguments.file, "look at a copy of a region in this file")->excludes(name);
   app.add_flag("--json", arguments.json, "one JSON document instead of text");
