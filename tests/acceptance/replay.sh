@@ -121,6 +121,13 @@ quick() {
   replay "400 requests, 1,000 pages, through the controller" \
     --controller --attention mha --ranks 2 --pool-pages 1000 --limit 400 \
     -- requests=400 hits=399 written=10950 evicted=9950 dropped=0 verify_errors=0
+  # So does every policy of the tree, when the pool has room: the bench compares it with the tree alone.
+  local policy
+  for policy in lfu scan_resistant; do
+    replay "400 requests, 300 handles, the tree decides by $policy" \
+      --controller --policy "$policy" --attention mla --ranks 2 --pool-pages 300 --limit 400 \
+      -- requests=400 evicted=0 dropped=0 verify_errors=0
+  done
 }
 
 # exact ATTENTION PAGES HITS WRITTEN EVICTED

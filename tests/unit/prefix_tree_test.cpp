@@ -397,12 +397,16 @@ TEST_CASE("lfu keeps what is used often, scan_resistant what a long scan would p
 
 TEST_CASE("scan_resistant takes what comes back soon for hot, and does not let the hot take everything") {
   EvictionOrder order(TreePolicy::scan_resistant);
-  order.insert(1, {10, 10, 1, false}, 10);
-  order.insert(2, {5, 5, 3, false}, 85);
+  EvictionOrder::Place cold;
+  EvictionOrder::Place used_often;
+  EvictionOrder::Place returned;
+  order.put(cold, 1, {10, 10, 1, false}, 10);
+  order.put(used_often, 2, {5, 5, 3, false}, 85);
   CHECK(order.first() == 1);
-  order.insert(3, {6, 6, 1, true}, 10);
+  order.put(returned, 3, {6, 6, 1, true}, 10);
   CHECK(order.first() == 2);  // more than nine tenths are hot: the oldest of them goes
-  order.erase(2, {5, 5, 3, false}, 85);
+  order.erase(used_often);
+  order.erase(used_often);  // it stands nowhere: nothing happens
   CHECK(order.first() == 1);
   CHECK(order.tokens() == 20);
   GhostList ghosts(2);

@@ -78,6 +78,8 @@ class ControllerWorker {
     PrefixTreeOptions tree_options;
     tree_options.page_tokens = page_tokens;
     tree_options.load_back_threshold = 1;
+    tree_options.eviction = plan_.policy;
+    tree_options.ghosts = plan_.host_tokens;
     tree_.emplace(tree_options, *controller_);
     return success();
   }

@@ -122,7 +122,16 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   replay_command->add_flag("--controller", options.controller,
-                           "through the prefix tree and the controller, one request at a time");
+                           "through the prefix tree and the controller, one request at a time; reports what "
+                           "each policy of the tree would find");
+  replay_command
+      ->add_option("--policy", options.policy, "with --controller, the tree's: lru, lfu, scan_resistant")
+      ->needs("--controller")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, TreePolicy>{{"lru", TreePolicy::lru},
+                                            {"lfu", TreePolicy::lfu},
+                                            {"scan_resistant", TreePolicy::scan_resistant}},
+          CLI::ignore_case));
   replay_command->callback([&] {
     if (options.controller) options.concurrency = 1;
     options.engines.assign(engines, attention);

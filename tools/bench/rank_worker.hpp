@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "hicache/controller/eviction_order.hpp"
 #include "shm/device_geometry.hpp"
 #include "shm/namespace_spec.hpp"
 #include "tools/bench/scoreboard.hpp"
@@ -25,6 +26,7 @@ struct ReplayPlan {
   std::uint32_t concurrency = 1;
   DeviceKind device = DeviceKind::host;  // where the ranks' pages lie
   bool controller = false;               // through HiCacheController and PrefixTree
+  TreePolicy policy = TreePolicy::lru;   // controller: the tree's
   std::uint64_t host_tokens = 0;         // controller: handles of each rank
   std::vector<GroupPlan> groups;
 

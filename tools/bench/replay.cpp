@@ -13,6 +13,7 @@
 #include "tools/bench/progress.hpp"
 #include "tools/bench/rank_worker.hpp"
 #include "tools/bench/shared_object.hpp"
+#include "tools/bench/tree_replay.hpp"
 #include "tools/bench/workload.hpp"
 
 namespace hicache::bench {
@@ -52,6 +53,11 @@ class Replay {
     }
     for (const GroupPlan& group : plan_.groups) take_group(group);
     cross_check();
+    if (options_.controller && !board_->aborted()) {
+      auto policies = compare_policies(workload_);
+      if (!policies) return policies.error();
+      result_->policies = std::move(*policies);
+    }
     return std::move(result_);
   }
 
@@ -258,7 +264,7 @@ class Replay {
             totals.verified_words * 8, loaded);
     }
     const std::uint64_t stored = totals.written * group.spec.shard_bytes() * group.spec.shards();
-    if (totals.dropped == 0 && totals.bytes_written != stored) {
+    if (totals.dropped == 0 && !options_.tree_decides() && totals.bytes_written != stored) {
       fault("engine {}: {} bytes written, expected {}", group.engine, totals.bytes_written, stored);
     }
   }
@@ -279,10 +285,19 @@ class Replay {
       compare("hits", &GroupTotals::hits);
       compare("full_hits", &GroupTotals::full_hits);
     }
-    compare("written", &GroupTotals::written);
+    if (!options_.tree_decides()) compare("written", &GroupTotals::written);
     compare("dropped", &GroupTotals::dropped);
     compare("bytes_written", &GroupTotals::bytes_written);
     compare("bytes_loaded", &GroupTotals::bytes_loaded);
+    if (options_.controller && options_.pool_pages > 0 && result_->groups.size() == 1) compare_with_tree();
+  }
+
+  // Through a daemon and on the tree alone, the same policy must find the same.
+  void compare_with_tree() {
+    const auto alone = replay_on_tree(workload_, options_.pool_pages, options_.policy);
+    const std::uint64_t hits = result_->groups.front().hits;
+    if (!alone) return fault("on the tree alone: {}", alone.error().message);
+    if (*alone != hits) fault("{} hits, but the tree alone finds {}", hits, *alone);
   }
 
   const ReplayOptions& options_;
@@ -299,6 +314,7 @@ Result<ReplayPlan> make_plan(const ReplayOptions& options) {
   plan.concurrency = options.concurrency;
   plan.device = options.device;
   plan.controller = options.controller;
+  plan.policy = options.policy;
   const std::uint64_t usual = options.pool_pages > 0 ? kSmallPageBytes : kDefaultPageBytes;
   const std::uint64_t page_bytes = options.page_bytes > 0 ? options.page_bytes : usual;
   std::uint32_t first_board = 0;
@@ -350,8 +366,11 @@ Result<std::unique_ptr<ReplayResult>> run_replay(const ReplayOptions& options) {
   if (!blocks) return blocks.error();
   const Workload workload = Workload::from_blocks(*blocks, kPageTokens);
   if (workload.size() == 0) return Error{Status::invalid_argument, "the workload has no request", 0};
-  if (options.pool_pages > 0)
-    *config = config_with_pool(*config, plan->groups.front().spec, options.pool_pages);
+  if (options.pool_pages > 0) {
+    const std::uint32_t pages =
+        options.tree_decides() ? static_cast<std::uint32_t>(workload.distinct_pages()) : options.pool_pages;
+    *config = config_with_pool(*config, plan->groups.front().spec, pages);
+  }
   auto board = SharedObject<Board>::create();
   if (!board) return board.error();
   auto daemon = options.attach ? DaemonProcess::attach(*config) : DaemonProcess::start(*config);

@@ -15,6 +15,7 @@
 #include "tools/bench/conversations.hpp"
 #include "tools/bench/daemon_process.hpp"
 #include "tools/bench/latency_histogram.hpp"
+#include "tools/bench/policy_rates.hpp"
 #include "tools/bench/scoreboard.hpp"
 
 namespace hicache::bench {
@@ -32,7 +33,12 @@ struct ReplayOptions {
   DeviceKind device = DeviceKind::host;  // where the ranks' pages lie; all ranks on the same GPU
   bool attach = false;                   // use the daemon that runs already
   bool controller = false;               // through HiCacheController and PrefixTree, one request at a time
-  bool dump_check = false;               // run `hicache-dump --check` during and after the replay
+  TreePolicy policy = TreePolicy::lru;  // controller: the tree's; with pool_pages the tree alone decides then
+  bool dump_check = false;              // run `hicache-dump --check` during and after the replay
+
+  // The daemon's pool is lru in a replay. Any other policy is the tree's alone: the pool has room for all
+  // pages, there are as many handles as pages were asked for, and what the tree writes again may be there.
+  [[nodiscard]] bool tree_decides() const { return controller && policy != TreePolicy::lru; }
 };
 
 // What one group did. Counts of pages are those of its rank 0, which the other ranks must agree with; bytes,
@@ -68,6 +74,7 @@ struct ReplayResult {
   DaemonCounters daemon;  // growth during the run; gauges as they were at its end
   std::array<LatencyHistogram, kTimedCount> latency;
   std::uint32_t dump_checks = 0;
+  std::vector<PolicyRow> policies;  // controller: what each policy finds of this workload
   std::vector<std::string> faults;  // everything that must not be, as sentences; empty = success
   bool interrupted = false;
 

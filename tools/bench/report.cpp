@@ -98,6 +98,12 @@ nlohmann::json replay_json(const ReplayOptions& options, const ReplayResult& res
   json["ranks"] = options.ranks;
   json["concurrency"] = options.concurrency;
   json["controller"] = options.controller;
+  if (options.controller) {
+    for (const NamedPolicy& policy : kTreePolicies) {
+      if (policy.policy == options.policy) json["policy"] = policy.name;
+    }
+    json["policies"] = policy_json(result.policies, result.groups.empty() ? 0 : result.groups.front().pages);
+  }
   json["pool_pages"] = options.pool_pages;
   json["trace"] = options.trace;
   if (options.trace.empty()) json["seed"] = options.conversations.seed;
@@ -158,6 +164,7 @@ std::string replay_summary(const ReplayOptions& options, const ReplayResult& res
   if (options.dump_check) line("dump --check", fmt::format("{} runs", result.dump_checks));
   line("words checked", with_commas(sum.verified_words));
   line("errors", fmt::format("{}", sum.verify_errors + sum.failed_operations));
+  if (!result.policies.empty()) text += policy_text(result.policies, result.groups.front().pages);
   if (result.interrupted) text += "  interrupted\n";
   for (const std::string& fault : result.faults)
     fmt::format_to(std::back_inserter(text), "  FAULT: {}\n", fault);

@@ -3,13 +3,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <random>
 #include <vector>
 
 #include "shm/clock.hpp"
 #include "tools/bench/bench_model.hpp"
 #include "tools/bench/machine.hpp"
+#include "tools/bench/policy_rates.hpp"
 #include "tools/bench/tree_replay.hpp"
 
 namespace hicache::bench {
@@ -50,20 +53,17 @@ class LeafyTree {
     const std::uint64_t end = monotonic_ns();
     return found.device_slots.size() == kPrefixPages ? static_cast<double>(end - start) / 1e3 : 0;
   }
-  struct Eviction {
-    double device_us = 0;
-    double host_us = 0;
-  };
-  // Takes 1,000 leaves off the device and then off the host, and puts others in their place.
-  Eviction evict() {
-    const std::uint64_t start = monotonic_ns();
-    const std::uint64_t device = tree_.evict(kEvictedPages);
-    const std::uint64_t middle = monotonic_ns();
-    const std::uint64_t host = tree_.evict_host(kEvictedPages);
-    const std::uint64_t end = monotonic_ns();
+  // Takes 1,000 leaves off the device.
+  double evict_device() {
+    return timed([&] { return tree_.evict(kEvictedPages); });
+  }
+  // Takes the same leaves off the host.
+  double evict_host() {
+    return timed([&] { return tree_.evict_host(kEvictedPages); });
+  }
+  // Puts others in their place.
+  void refill() {
     for (std::uint64_t i = 0; i < kEvictedPages; ++i) add_leaf();
-    if (device != kEvictedPages || host != kEvictedPages) return {};
-    return {static_cast<double>(middle - start) / 1e3, static_cast<double>(end - middle) / 1e3};
   }
 
  private:
@@ -71,6 +71,13 @@ class LeafyTree {
     PrefixTreeOptions o;
     o.page_tokens = 1;
     return o;
+  }
+  template <class Evict>
+  static double timed(Evict&& evict) {
+    const std::uint64_t start = monotonic_ns();
+    const std::uint64_t evicted = evict();
+    const std::uint64_t end = monotonic_ns();
+    return evicted == kEvictedPages ? static_cast<double>(end - start) / 1e3 : 0;
   }
   void insert(std::span<const PrefixHash> hashes) {
     auto slots = tree_.match(hashes).device_slots;
@@ -90,28 +97,78 @@ class LeafyTree {
   PrefixTree tree_;
 };
 
+// What the memory under a tree costs: as many nodes as the tree has leaves, visited one after the other in
+// random order, each visit an access that the next one waits for.
+class RandomNodes {
+ public:
+  explicit RandomNodes(std::uint64_t nodes) : nodes_(nodes) {
+    std::vector<std::uint32_t> order(nodes);
+    std::iota(order.begin(), order.end(), 0u);
+    std::shuffle(order.begin(), order.end(), std::mt19937_64(2));
+    for (std::size_t i = 0; i < order.size(); ++i) nodes_[order[i]].next = order[(i + 1) % order.size()];
+  }
+  // Microseconds for so many visits.
+  double visit(std::uint64_t count) {
+    const std::uint64_t start = monotonic_ns();
+    for (std::uint64_t i = 0; i < count; ++i) at_ = nodes_[at_].next;
+    const std::uint64_t end = monotonic_ns();
+    sink_ = at_;
+    return static_cast<double>(end - start) / 1e3;
+  }
+
+ private:
+  struct alignas(kCacheLine) Node {  // about what a leaf takes with its lists
+    std::uint32_t next = 0;
+    std::array<std::uint8_t, 5 * kCacheLine> rest{};
+  };
+  std::vector<Node> nodes_;
+  std::uint32_t at_ = 0;
+  volatile std::uint32_t sink_ = 0;  // so that the visits are not optimised away
+};
+
+// Reads and writes more than any cache holds: what is measured next finds its memory in none.
+void empty_caches() {
+  static std::vector<std::uint64_t> filler(std::size_t{96} * kMiB / sizeof(std::uint64_t));
+  for (std::size_t i = 0; i < filler.size(); i += kCacheLine / sizeof(std::uint64_t)) ++filler[i];
+}
+
 Json costs() {
   Json list = Json::array();
-  fmt::print("cost of the prefix tree by its leaves (medians of {})\n", kRounds);
+  fmt::print(
+      "cost of the prefix tree by its leaves, in us, as the caches were left and with empty caches (medians "
+      "of "
+      "{})\n  {:>8} {:>20} {:>20} {:>20} {:>20}\n",
+      kRounds, "leaves", fmt::format("match {} pages", kPrefixPages),
+      fmt::format("evict {}, device", kEvictedPages), fmt::format("evict {}, host", kEvictedPages),
+      fmt::format("visit {} nodes", kEvictedPages));
   for (const std::uint64_t leaves : {1'000u, 10'000u, 100'000u}) {
     LeafyTree tree(leaves);
-    std::vector<double> match;
-    std::vector<double> device;
-    std::vector<double> host;
-    for (int round = 0; round < kRounds; ++round) {
-      match.push_back(tree.match());
-      const auto eviction = tree.evict();
-      device.push_back(eviction.device_us);
-      host.push_back(eviction.host_us);
+    RandomNodes nodes(leaves);
+    Json row{{"leaves", leaves}};
+    std::array<std::array<double, 2>, 4> shown{};
+    for (const bool empty : {false, true}) {
+      std::array<std::vector<double>, 4> times;  // match, device, host, visits
+      const auto measure = [&](std::size_t which, auto&& one) {
+        if (empty) empty_caches();
+        times[which].push_back(one());
+      };
+      for (int round = 0; round < kRounds; ++round) {
+        measure(0, [&] { return tree.match(); });
+        measure(1, [&] { return tree.evict_device(); });
+        measure(2, [&] { return tree.evict_host(); });
+        tree.refill();
+        measure(3, [&] { return nodes.visit(kEvictedPages); });
+      }
+      constexpr const char* kNames[] = {"match", "evict_device", "evict_host", "visit"};
+      for (std::size_t i = 0; i < times.size(); ++i) {
+        shown[i][empty ? 1 : 0] = median(times[i]);
+        row[fmt::format("{}_{}us", kNames[i], empty ? "empty_caches_" : "")] = median(times[i]);
+      }
     }
-    fmt::print(
-        "  {:>7} leaves: match of {} pages {:.0f} us, eviction of {} pages: device {:.0f} us, host "
-        "{:.0f} us\n",
-        leaves, kPrefixPages, median(match), kEvictedPages, median(device), median(host));
-    list.push_back({{"leaves", leaves},
-                    {"match_us", median(match)},
-                    {"evict_device_us", median(device)},
-                    {"evict_host_us", median(host)}});
+    fmt::print("  {:>8}", leaves);
+    for (const auto& [warm, cold] : shown) fmt::print(" {:>20}", fmt::format("{:.0f} / {:.0f}", warm, cold));
+    fmt::print("\n");
+    list.push_back(std::move(row));
   }
   return list;
 }
@@ -120,25 +177,11 @@ Result<Json> hit_rates(const TreeBenchOptions& options) {
   const auto blocks = read_trace_file(options.trace, options.limit);
   if (!blocks) return blocks.error();
   const Workload workload = Workload::from_blocks(*blocks, kPageTokens);
-  fmt::print("hits of {} requests for {} pages, by host pages and policy\n", workload.size(),
-             workload.pages());
-  constexpr std::pair<TreePolicy, const char*> kPolicies[] = {
-      {TreePolicy::lru, "lru"}, {TreePolicy::lfu, "lfu"}, {TreePolicy::scan_resistant, "scan_resistant"}};
-  Json list = Json::array();
-  for (const std::uint64_t pages : {1'000u, 10'000u, 50'000u}) {
-    Json row{{"pages", pages}};
-    fmt::print("  {:>6} pages:", pages);
-    for (const auto& [policy, name] : kPolicies) {
-      const auto hits = replay_on_tree(workload, pages, policy);
-      if (!hits) return hits.error();
-      const double rate = static_cast<double>(*hits) / static_cast<double>(workload.pages());
-      fmt::print("  {} {} ({:.1f} %)", name, *hits, 100 * rate);
-      row[name] = {{"hits", *hits}, {"hit_rate", rate}};
-    }
-    fmt::print("\n");
-    list.push_back(std::move(row));
-  }
-  return list;
+  const auto rows = compare_policies(workload);
+  if (!rows) return rows.error();
+  fmt::print("{} requests for {} pages\n{}", workload.size(), workload.pages(),
+             policy_text(*rows, workload.pages()));
+  return policy_json(*rows, workload.pages());
 }
 
 }  // namespace

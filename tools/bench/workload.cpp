@@ -43,6 +43,7 @@ Workload Workload::from_blocks(const BlockRequests& requests, std::uint32_t page
     workload.offsets_.push_back(workload.keys_.size());
     workload.longest_ = std::max(workload.longest_, static_cast<std::uint32_t>(blocks.size()));
   }
+  workload.distinct_ = known.size();
   return workload;
 }
 

@@ -22,11 +22,13 @@ class Workload {
     return std::span(keys_).subspan(offsets_[request], offsets_[request + 1] - offsets_[request]);
   }
   [[nodiscard]] std::uint64_t pages() const { return keys_.size(); }
+  [[nodiscard]] std::uint64_t distinct_pages() const { return distinct_; }
   [[nodiscard]] std::uint32_t longest() const { return longest_; }
 
  private:
   std::vector<PrefixHash> keys_;
   std::vector<std::size_t> offsets_{0};
+  std::uint64_t distinct_ = 0;
   std::uint32_t longest_ = 0;
 };
 

@@ -28,23 +28,44 @@ EvictionOrder::Key EvictionOrder::key(std::int64_t node, const NodeUse& use) con
   return {};
 }
 
-void EvictionOrder::insert(std::int64_t node, const NodeUse& use, std::uint64_t tokens) {
+void EvictionOrder::put(Place& place, std::int64_t node, const NodeUse& use, std::uint64_t tokens) {
   const std::size_t set = temperature(use);
-  sets_[set].insert(key(node, use));
+  const Key wanted = key(node, use);
+  if (place && place.set_ == set && place.tokens_ == tokens && *place.at_ == wanted) return;
+  erase(place);
+  // What was just used goes last with most policies: no search then.
+  place.at_ = sets_[set].insert(sets_[set].end(), wanted);
+  place.set_ = static_cast<std::uint8_t>(set);
+  place.tokens_ = tokens;
   tokens_[set] += tokens;
 }
 
-void EvictionOrder::erase(std::int64_t node, const NodeUse& use, std::uint64_t tokens) {
-  const std::size_t set = temperature(use);
-  if (sets_[set].erase(key(node, use)) == 1) tokens_[set] -= tokens;
+void EvictionOrder::erase(Place& place) {
+  if (!place) return;
+  sets_[place.set_].erase(place.at_);
+  tokens_[place.set_] -= place.tokens_;
+  place = Place{};
+}
+
+const std::set<EvictionOrder::Key>& EvictionOrder::first_set() const {
+  const auto& [cold, hot] = sets_;
+  const bool hot_first = cold.empty() || (!hot.empty() && static_cast<double>(tokens_[1]) >
+                                                              kHotShare * static_cast<double>(tokens()));
+  return hot_first ? hot : cold;
 }
 
 std::int64_t EvictionOrder::first() const {
-  const auto& [cold, hot] = sets_;
-  if (cold.empty() && hot.empty()) return -1;
-  const bool hot_first = cold.empty() || (!hot.empty() && static_cast<double>(tokens_[1]) >
-                                                              kHotShare * static_cast<double>(tokens()));
-  return (hot_first ? hot : cold).begin()->node;
+  const auto& set = first_set();
+  return set.empty() ? -1 : set.begin()->node;
+}
+
+std::size_t EvictionOrder::next(std::span<std::int64_t> out) const {
+  std::size_t n = 0;
+  for (const Key& key : first_set()) {
+    if (n == out.size()) break;
+    out[n++] = key.node;
+  }
+  return n;
 }
 
 void EvictionOrder::clear() {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "prefix_tree_node.hpp"
+#include "node_storage.hpp"
 
 namespace hicache {
 namespace {
@@ -24,6 +24,7 @@ Result<WritePolicy> parse_write_policy(std::string_view name) {
 PrefixTree::PrefixTree(const PrefixTreeOptions& options, TreeTier& tier)
     : options_(options),
       tier_(tier),
+      storage_(std::make_unique<Storage>()),
       device_order_(options.eviction),
       host_order_(options.eviction),
       ghosts_(options.ghosts) {
@@ -33,8 +34,7 @@ PrefixTree::PrefixTree(const PrefixTreeOptions& options, TreeTier& tier)
 PrefixTree::~PrefixTree() = default;
 
 void PrefixTree::reset() {
-  nodes_.clear();
-  by_first_hash_.clear();
+  storage_ = std::make_unique<Storage>();
   device_order_.clear();
   host_order_.clear();
   ghosts_.clear();
@@ -43,20 +43,41 @@ void PrefixTree::reset() {
   pinned_.clear();
   device_tokens_ = host_tokens_ = pinned_tokens_ = 0;
   clock_ = 0;
-  next_id_ = kRoot + 1;
-  auto root = std::make_unique<Node>();
-  root_ = root.get();
-  nodes_.emplace(kRoot, std::move(root));
+  root_ = storage_->add();
+}
+
+std::size_t PrefixTree::nodes() const {
+  return storage_->count - 1;
 }
 
 PrefixTree::Node* PrefixTree::find(NodeId id) const {
-  const auto at = nodes_.find(id);
-  return at == nodes_.end() ? nullptr : at->second.get();
+  return storage_->find(id);
 }
 
 PrefixTree::Node* PrefixTree::child_at(Node* parent, const PrefixHash& first) const {
-  const auto at = by_first_hash_.find(first);
-  return at != by_first_hash_.end() && at->second->parent == parent ? at->second : nullptr;
+  const auto slot = storage_->first_pages.find(first, [&](std::uint32_t candidate) {
+    const Node* node = storage_->at(candidate);
+    return node->parent == parent && node->hashes.front() == first;
+  });
+  return slot < 0 ? nullptr : storage_->at(static_cast<std::uint32_t>(slot));
+}
+
+// A page's hash stands for all pages before it too: where the last ones agree, everything does.
+// Precondition: the first ones agree.
+std::size_t PrefixTree::pages_in_common(const Node& node, std::span<const PrefixHash> hashes) {
+  std::size_t most = std::min(node.hashes.size(), hashes.size());
+  if (node.hashes[most - 1] == hashes[most - 1]) return most;
+  std::size_t same = 1;
+  --most;
+  while (same < most) {
+    const std::size_t middle = same + (most - same + 1) / 2;
+    if (node.hashes[middle - 1] == hashes[middle - 1]) {
+      same = middle;
+    } else {
+      most = middle - 1;
+    }
+  }
+  return same;
 }
 
 std::uint64_t PrefixTree::tokens_of(const Node& node) const {
@@ -69,40 +90,39 @@ void PrefixTree::touch(Node* node) {
 }
 
 void PrefixTree::leave_orders(Node* node) {
-  if (node->in_device_order) device_order_.erase(node->id, node->ordered_use, tokens_of(*node));
-  if (node->in_host_order) host_order_.erase(node->id, node->ordered_use, tokens_of(*node));
-  node->in_device_order = node->in_host_order = false;
+  device_order_.erase(node->device_place);
+  host_order_.erase(node->host_place);
+}
+
+void PrefixTree::refresh_in(EvictionOrder& order, EvictionOrder::Place& place, Node* node, bool wanted) {
+  if (wanted) {
+    order.put(place, node->id, node->use, tokens_of(*node));
+  } else {
+    order.erase(place);
+  }
 }
 
 // Puts a node where its state says it belongs. Every change of a node ends with it.
 void PrefixTree::refresh(Node* node) {
-  leave_orders(node);
   const bool at_rest = !node->is_root() && node->pinned_until == 0 && node->write_of == kNoOperation &&
                        node->load_of == kNoOperation;
-  node->ordered_use = node->use;
-  if (at_rest && node->on_device() && node->device_children == 0 && node->locks == 0) {
-    device_order_.insert(node->id, node->use, tokens_of(*node));
-    node->in_device_order = true;
-  }
-  if (at_rest && !node->on_device() && node->on_host() && node->children == 0 && node->host_locks == 0) {
-    host_order_.insert(node->id, node->use, tokens_of(*node));
-    node->in_host_order = true;
-  }
+  refresh_in(device_order_, node->device_place, node,
+             at_rest && node->on_device() && node->device_children == 0 && node->locks == 0);
+  refresh_in(
+      host_order_, node->host_place, node,
+      at_rest && !node->on_device() && node->on_host() && node->children == 0 && node->host_locks == 0);
 }
 
 PrefixTree::Node* PrefixTree::add_node(Node* parent, std::span<const PrefixHash> hashes) {
-  auto made = std::make_unique<Node>();
-  Node* node = made.get();
-  node->id = next_id_++;
+  Node* node = storage_->add();
   node->parent = parent;
   node->hashes.assign(hashes.begin(), hashes.end());
-  node->use = {clock_, clock_, 0, ghosts_.take(hashes.front())};
+  node->use = {clock_, clock_, 0, remembers_ghosts() && ghosts_.take(hashes.front())};
   node->next_sibling = parent->first_child;
   if (parent->first_child != nullptr) parent->first_child->previous_sibling = node;
   parent->first_child = node;
   ++parent->children;
-  by_first_hash_[node->hashes.front()] = node;
-  nodes_.emplace(node->id, std::move(made));
+  storage_->first_pages.insert(node->hashes.front(), Storage::slot_of(node->id));
   refresh(parent);
   return node;
 }
@@ -115,9 +135,9 @@ void PrefixTree::unlink(Node* node) {
       node->next_sibling;
   if (node->next_sibling != nullptr) node->next_sibling->previous_sibling = node->previous_sibling;
   --parent->children;
-  by_first_hash_.erase(node->hashes.front());
-  ghosts_.add(node->hashes.front());
-  nodes_.erase(node->id);
+  storage_->first_pages.erase(node->hashes.front(), Storage::slot_of(node->id));
+  if (remembers_ghosts()) ghosts_.add(node->hashes.front());
+  storage_->remove(node);
   refresh(parent);
 }
 
@@ -125,11 +145,10 @@ void PrefixTree::unlink(Node* node) {
 // in flight still find it.
 PrefixTree::Node* PrefixTree::split(Node* node, std::size_t pages) {
   leave_orders(node);
-  auto made = std::make_unique<Node>();
-  Node* top = made.get();
+  Node* top = storage_->add();
   const auto cut = static_cast<std::ptrdiff_t>(pages);
   const auto token_cut = static_cast<std::ptrdiff_t>(pages * options_.page_tokens);
-  top->id = next_id_++;
+  storage_->first_pages.replace(node->hashes.front(), Storage::slot_of(node->id), Storage::slot_of(top->id));
   top->hashes.assign(node->hashes.begin(), node->hashes.begin() + cut);
   node->hashes.erase(node->hashes.begin(), node->hashes.begin() + cut);
   for (auto slots : {&Node::device, &Node::host}) {
@@ -157,9 +176,7 @@ PrefixTree::Node* PrefixTree::split(Node* node, std::size_t pages) {
   top->first_child = node;
   top->children = 1;
   top->device_children = node->on_device() ? 1 : 0;
-  by_first_hash_[top->hashes.front()] = top;
-  by_first_hash_[node->hashes.front()] = node;
-  nodes_.emplace(top->id, std::move(made));
+  storage_->first_pages.insert(node->hashes.front(), Storage::slot_of(node->id));
   refresh(node);
   refresh(top);
   return top;
@@ -205,9 +222,7 @@ PrefixMatch PrefixTree::match(std::span<const PrefixHash> hashes) {
   for (std::size_t page = 0; page < hashes.size();) {
     Node* child = child_at(at, hashes[page]);
     if (child == nullptr || child->bad) break;
-    const std::size_t most = std::min(child->hashes.size(), hashes.size() - page);
-    std::size_t same = 1;
-    while (same < most && child->hashes[same] == hashes[page + same]) ++same;
+    const std::size_t same = pages_in_common(*child, hashes.subspan(page));
     if (same < child->hashes.size()) child = split(child, same);
     touch(child);
     on_device = on_device && child->on_device();
@@ -243,9 +258,7 @@ Result<PrefixInsert> PrefixTree::insert(std::span<const PrefixHash> hashes,
   while (page < hashes.size()) {
     Node* child = child_at(at, hashes[page]);
     if (child == nullptr) break;
-    const std::size_t most = std::min(child->hashes.size(), hashes.size() - page);
-    std::size_t same = 1;
-    while (same < most && child->hashes[same] == hashes[page + same]) ++same;
+    const std::size_t same = pages_in_common(*child, hashes.subspan(page));
     if (same < child->hashes.size()) child = split(child, same);
     touch(child);
     auto given = slots_of(page, same);

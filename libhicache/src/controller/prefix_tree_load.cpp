@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <string>
 
-#include "prefix_tree_node.hpp"
+#include "node_storage.hpp"
 
 namespace hicache {
 
@@ -113,9 +113,7 @@ Result<std::uint64_t> PrefixTree::adopt(std::span<const PrefixHash> hashes) {
   while (page < hashes.size()) {
     Node* child = child_at(at, hashes[page]);
     if (child == nullptr) break;
-    const std::size_t most = std::min(child->hashes.size(), hashes.size() - page);
-    std::size_t same = 1;
-    while (same < most && child->hashes[same] == hashes[page + same]) ++same;
+    const std::size_t same = pages_in_common(*child, hashes.subspan(page));
     if (same < child->hashes.size()) child = split(child, same);
     at = child;
     page += same;
@@ -169,9 +167,9 @@ void PrefixTree::give_up_device(Node* node) {
 
 std::vector<NodeId> PrefixTree::ids() const {
   std::vector<NodeId> out;
-  for (const auto& [id, node] : nodes_) {
-    if (id != kRoot) out.push_back(id);
-  }
+  storage_->for_each([&](const Node& node) {
+    if (node.id != kRoot) out.push_back(node.id);
+  });
   std::sort(out.begin(), out.end());
   return out;
 }
@@ -202,9 +200,11 @@ std::string PrefixTree::check() const {
   std::uint64_t pinned = 0;
   std::size_t evictable = 0;
   std::size_t host_evictable = 0;
-  for (const auto& entry : nodes_) {
-    const Node& node = *entry.second;
-    const auto wrong = [&node](const char* what) { return "node " + std::to_string(node.id) + ": " + what; };
+  std::string first_wrong;
+  storage_->for_each([&](const Node& node) {
+    const auto wrong = [&](const char* what) {
+      if (first_wrong.empty()) first_wrong = "node " + std::to_string(node.id) + ": " + what;
+    };
     std::uint32_t children = 0;
     std::uint32_t device_children = 0;
     for (const Node* child = node.first_child; child != nullptr; child = child->next_sibling) {
@@ -215,7 +215,7 @@ std::string PrefixTree::check() const {
     if (children != node.children || device_children != node.device_children) {
       return wrong("its children are counted wrong");
     }
-    if (node.is_root()) continue;
+    if (node.is_root()) return;
     if (!node.on_device() && !node.on_host()) return wrong("it is nowhere");
     if (node.on_device() && node.device.size() != tokens_of(node)) return wrong("device slots missing");
     if (node.on_host() && node.host.size() != tokens_of(node)) return wrong("host slots missing");
@@ -226,14 +226,14 @@ std::string PrefixTree::check() const {
       return wrong("it is on the host, its parent is not");
     }
     if (!node.parent->is_root() && node.locks > node.parent->locks) return wrong("locked, its parent less");
-    const auto at = by_first_hash_.find(node.hashes.front());
-    if (at == by_first_hash_.end() || at->second != &node) return wrong("it can't be found by its hash");
+    if (child_at(node.parent, node.hashes.front()) != &node) return wrong("it can't be found by its hash");
     device += node.device.size();
     host += node.host.size();
     if (node.pinned_until != 0) pinned += tokens_of(node);
-    evictable += node.in_device_order ? 1 : 0;
-    host_evictable += node.in_host_order ? 1 : 0;
-  }
+    evictable += node.device_place ? 1 : 0;
+    host_evictable += node.host_place ? 1 : 0;
+  });
+  if (!first_wrong.empty()) return first_wrong;
   if (device != device_tokens_ || host != host_tokens_ || pinned != pinned_tokens_) {
     return "the token counts are wrong";
   }

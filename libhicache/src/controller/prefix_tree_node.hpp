@@ -11,7 +11,7 @@ namespace hicache {
 constexpr NodeId kNoOperation = -1;
 
 struct PrefixTree::Node {
-  NodeId id = 0;
+  NodeId id = kNoOperation;  // as long as there is no node here
   Node* parent = nullptr;
   Node* first_child = nullptr;
   Node* next_sibling = nullptr;
@@ -29,9 +29,8 @@ struct PrefixTree::Node {
   NodeId load_of = kNoOperation;      // the same of a load
   bool bad = false;                   // its load failed: the device slots hold nothing valid
   std::uint64_t pinned_until = 0;     // 0 = not pinned
-  bool in_device_order = false;
-  bool in_host_order = false;
-  NodeUse ordered_use;  // as it stands in the order
+  EvictionOrder::Place device_place;  // nowhere unless it may go
+  EvictionOrder::Place host_place;
 
   [[nodiscard]] bool on_device() const { return !device.empty(); }
   [[nodiscard]] bool on_host() const { return !host.empty(); }

@@ -1,7 +1,14 @@
 // What leaves the device: copies to the host, and evictions on both tiers.
-#include "prefix_tree_node.hpp"
+#include <array>
+
+#include "node_storage.hpp"
 
 namespace hicache {
+namespace {
+
+constexpr std::size_t kVictimsAtOnce = 16;
+
+}  // namespace
 
 // Starts to copy a node to the host. False when that is not possible now: the node stays as it is.
 bool PrefixTree::write_backup(Node* node, bool write_back) {
@@ -24,8 +31,9 @@ bool PrefixTree::write_backup(Node* node, bool write_back) {
 
 // Takes the device copy away; the host has the page. One that a failed load left was never a copy.
 void PrefixTree::demote(Node* node) {
-  const auto host = node->bad ? std::vector<std::uint64_t>{} : node->host;
-  static_cast<void>(tier_.evict_device(take_device(node), host));
+  const bool was_copy = !node->bad;
+  const auto slots = take_device(node);
+  static_cast<void>(tier_.evict_device(slots, was_copy ? std::span(node->host) : std::span<std::uint64_t>()));
 }
 
 // Takes a node without children away that is nowhere else.
@@ -58,12 +66,35 @@ void PrefixTree::drop_host_below(Node* top) {
   }
 }
 
+// What goes first was used longest ago, so it is in no cache. Fetched one after the other, nodes and their
+// lists would cost a memory access each; here they come at the same time.
+void PrefixTree::prefetch_victims(const EvictionOrder& order) const {
+  std::array<NodeId, kVictimsAtOnce> ids;
+  const std::size_t n = order.next(ids);
+  for (std::size_t i = 0; i < n; ++i) {
+    const auto* lines = reinterpret_cast<const char*>(storage_->at(Storage::slot_of(ids[i])));
+    for (std::size_t at = 0; at < sizeof(Node); at += kCacheLine) __builtin_prefetch(lines + at);
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    const Node& node = *storage_->at(Storage::slot_of(ids[i]));
+    __builtin_prefetch(node.hashes.data());
+    __builtin_prefetch(node.device.data());
+    __builtin_prefetch(node.host.data());
+    __builtin_prefetch(node.previous_sibling);
+    __builtin_prefetch(node.next_sibling);
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    storage_->first_pages.prefetch(storage_->at(Storage::slot_of(ids[i]))->hashes.front());
+  }
+}
+
 std::uint64_t PrefixTree::evict(std::uint64_t tokens) {
   std::uint64_t freed = 0;
   for (;;) {
     std::vector<NodeId> written;
     std::uint64_t on_the_way = 0;
-    while (freed + on_the_way < tokens) {
+    for (std::size_t i = 0; freed + on_the_way < tokens; ++i) {
+      if (i % kVictimsAtOnce == 0) prefetch_victims(device_order_);
       const NodeId id = device_order_.first();
       if (id < 0) break;
       Node* node = find(id);
@@ -98,7 +129,8 @@ std::uint64_t PrefixTree::evict(std::uint64_t tokens) {
 
 std::uint64_t PrefixTree::evict_host(std::uint64_t tokens) {
   std::uint64_t freed = 0;
-  while (freed < tokens) {
+  for (std::size_t i = 0; freed < tokens; ++i) {
+    if (i % kVictimsAtOnce == 0) prefetch_victims(host_order_);
     const NodeId id = host_order_.first();
     if (id < 0) break;
     Node* node = find(id);

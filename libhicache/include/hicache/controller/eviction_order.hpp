@@ -1,4 +1,4 @@
-// Which node of a prefix tree goes first. Every call is O(log n) in the nodes that may go.
+// Which node of a prefix tree goes first. No call costs more than O(log n) in the nodes that may go.
 //
 //   lru             least recently used first
 //   lfu             least often used first, among equals the least recently used
@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <deque>
 #include <set>
+#include <span>
 #include <string_view>
 #include <unordered_map>
 
@@ -42,15 +43,6 @@ class HICACHE_EXPORT EvictionOrder {
 
   explicit EvictionOrder(TreePolicy policy) : policy_(policy) {}
 
-  // Precondition: the node is not in it. `use` must be the same at erase.
-  void insert(std::int64_t node, const NodeUse& use, std::uint64_t tokens);
-  void erase(std::int64_t node, const NodeUse& use, std::uint64_t tokens);
-  // The node that goes first; -1 when there is none.
-  [[nodiscard]] std::int64_t first() const;
-  [[nodiscard]] std::size_t size() const { return sets_[0].size() + sets_[1].size(); }
-  [[nodiscard]] std::uint64_t tokens() const { return tokens_[0] + tokens_[1]; }
-  void clear();
-
  private:
   struct Key {
     std::uint64_t major = 0;
@@ -58,8 +50,38 @@ class HICACHE_EXPORT EvictionOrder {
     std::int64_t node = 0;
     friend constexpr auto operator<=>(const Key&, const Key&) = default;
   };
+
+ public:
+  // Where a node stands, or nowhere. The owner of the node keeps it.
+  class Place {
+   public:
+    explicit operator bool() const { return tokens_ != 0; }
+
+   private:
+    friend class EvictionOrder;
+    std::set<Key>::const_iterator at_;
+    std::uint64_t tokens_ = 0;
+    std::uint8_t set_ = 0;
+  };
+
+  // Puts a node where its use says, from the place where it stood. Nothing happens when that is the same
+  // place. `tokens` > 0.
+  void put(Place& place, std::int64_t node, const NodeUse& use, std::uint64_t tokens);
+  // O(1) on the average: nothing is searched. Nothing happens when the node stands nowhere.
+  void erase(Place& place);
+  // The node that goes first; -1 when there is none.
+  [[nodiscard]] std::int64_t first() const;
+  // Nodes that will probably go next, so that somebody can fetch them into the cache; how many.
+  std::size_t next(std::span<std::int64_t> out) const;
+  [[nodiscard]] std::size_t size() const { return sets_[0].size() + sets_[1].size(); }
+  [[nodiscard]] std::uint64_t tokens() const { return tokens_[0] + tokens_[1]; }
+  // Every place becomes invalid.
+  void clear();
+
+ private:
   [[nodiscard]] std::size_t temperature(const NodeUse& use) const;
   [[nodiscard]] Key key(std::int64_t node, const NodeUse& use) const;
+  [[nodiscard]] const std::set<Key>& first_set() const;
 
   TreePolicy policy_;
   std::array<std::set<Key>, 2> sets_;  // cold, hot; only scan_resistant has hot ones

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
@@ -126,7 +127,7 @@ class HICACHE_EXPORT PrefixTree {
   void reset();
 
   [[nodiscard]] Result<NodeView> view(NodeId node) const;
-  [[nodiscard]] std::size_t nodes() const { return nodes_.size() - 1; }
+  [[nodiscard]] std::size_t nodes() const;
   [[nodiscard]] std::uint64_t evictable_tokens() const { return device_order_.tokens(); }
   [[nodiscard]] std::uint64_t device_tokens() const { return device_tokens_; }
   [[nodiscard]] std::uint64_t host_tokens() const { return host_tokens_; }
@@ -140,21 +141,22 @@ class HICACHE_EXPORT PrefixTree {
 
  private:
   struct Node;
-  struct HashOfHash {
-    std::size_t operator()(const PrefixHash& h) const { return static_cast<std::size_t>(h.words[0]); }
-  };
+  struct Storage;
 
   // prefix_tree.cpp
   Node* find(NodeId id) const;
   Node* child_at(Node* parent, const PrefixHash& first) const;
+  static std::size_t pages_in_common(const Node& node, std::span<const PrefixHash> hashes);
   Node* add_node(Node* parent, std::span<const PrefixHash> hashes);
   Node* split(Node* node, std::size_t pages);
   void unlink(Node* node);
   void touch(Node* node);
   std::uint64_t tokens_of(const Node& node) const;
   void refresh(Node* node);
+  void refresh_in(EvictionOrder& order, EvictionOrder::Place& place, Node* node, bool wanted);
   void leave_orders(Node* node);
   void count_use(Node* node, bool chunked);
+  [[nodiscard]] bool remembers_ghosts() const { return options_.eviction == TreePolicy::scan_resistant; }
   std::vector<PrefixHash> chain_of(const Node* node) const;
   void set_device(Node* node, std::vector<std::uint64_t> slots);
   std::vector<std::uint64_t> take_device(Node* node);
@@ -168,6 +170,7 @@ class HICACHE_EXPORT PrefixTree {
   void remove(Node* node);
   void drop_host_below(Node* node);
   void end_write(const HiCacheAck& ack, NodeId id);
+  void prefetch_victims(const EvictionOrder& order) const;
 
   // prefix_tree_load.cpp
   void end_load(const HiCacheAck& ack, NodeId id);
@@ -175,8 +178,7 @@ class HICACHE_EXPORT PrefixTree {
 
   PrefixTreeOptions options_;
   TreeTier& tier_;
-  std::unordered_map<NodeId, std::unique_ptr<Node>> nodes_;
-  std::unordered_map<PrefixHash, Node*, HashOfHash> by_first_hash_;  // a page's hash names its whole prefix
+  std::unique_ptr<Storage> storage_;
   EvictionOrder device_order_;  // on the device, nothing of it below, not locked, not pinned
   EvictionOrder host_order_;    // on the host only, nothing below, not locked, not pinned
   GhostList ghosts_;
@@ -187,7 +189,6 @@ class HICACHE_EXPORT PrefixTree {
   std::uint64_t host_tokens_ = 0;
   std::uint64_t pinned_tokens_ = 0;
   std::uint64_t clock_ = 0;
-  NodeId next_id_ = 1;
   Node* root_ = nullptr;
 };
 
