@@ -308,20 +308,25 @@ bool Coordinator::Impl::drained() const {
   return transfers_in_flight.empty() && writes_in_flight.empty();
 }
 
+bool Coordinator::Impl::turn() {
+  bool worked = serve_inbox();
+  worked |= serve_clients();
+  if (!deadlines.empty()) {
+    // The clock is fresh after work, and after a park; between spins a deadline may wait for the next look.
+    if (!worked) now_ns = monotonic_ns();
+    if (deadlines.top().at_ns <= now_ns) expire(now_ns);
+  }
+  close_finished_leases();
+  worked |= evict_in_background();
+  kick_waiting_clients();
+  return worked;
+}
+
 void Coordinator::Impl::run() {
   WaitLadder ladder(config.waiting);
   bool idle = false;  // the last park was in vain: no reason to climb the ladder again
   for (;;) {
-    bool worked = serve_inbox();
-    worked |= serve_clients();
-    if (!deadlines.empty()) {
-      // The clock is fresh after work, and after a park; between spins a deadline may wait for the next look.
-      if (!worked) now_ns = monotonic_ns();
-      if (deadlines.top().at_ns <= now_ns) expire(now_ns);
-    }
-    close_finished_leases();
-    worked |= evict_in_background();
-    kick_waiting_clients();
+    const bool worked = turn();
     if (stopping.load(kRelaxed)) {
       if (tables.header->state.load(kRelaxed) == static_cast<std::uint32_t>(RegionState::ready)) {
         tables.header->state.store(static_cast<std::uint32_t>(RegionState::draining),

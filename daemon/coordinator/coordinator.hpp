@@ -47,8 +47,9 @@ class Coordinator {
   // Asks run() to drain: no new operations, those in flight end first. From any thread.
   void stop(std::uint32_t drain_ms);
 
+  struct Impl;  // its inside: coordinator_impl.hpp
+
  private:
-  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

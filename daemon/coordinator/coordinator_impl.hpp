@@ -52,6 +52,8 @@ struct Coordinator::Impl {
 
   // --- coordinator.cpp
   void run();
+  // One turn over everything that may wait: requests, rings, deadlines. False when there was nothing to do.
+  bool turn();
   bool serve_inbox();
   bool serve_clients();
   std::uint32_t serve(Client& client);

@@ -34,6 +34,11 @@ inline std::vector<PrefixHash> prompt(std::uint32_t id, std::uint32_t count) {
   return hash_chain(tokens, 4);
 }
 
+// Word n of the bytes that belong to a shard of the page with this key, in the pool and on the device.
+inline std::uint64_t page_content(const PrefixHash& key, std::uint32_t shard, std::uint64_t n) {
+  return key.words[0] ^ (key.words[1] + n * 0x9e3779b97f4a7c15ull) ^ (std::uint64_t{shard} << 56);
+}
+
 // One allocation that holds every tensor, one after the other.
 inline DeviceGeometry device_geometry(const NamespaceSpec& spec, std::uint32_t pages) {
   DeviceGeometry g;
@@ -123,8 +128,7 @@ class TestRank {
  private:
   static std::uint64_t bytes_needed(const NamespaceSpec& spec) { return spec.shard_bytes() * kDevicePages; }
   [[nodiscard]] std::uint64_t expected(const PrefixHash& key, std::uint64_t n) const {
-    const std::uint64_t shard = spec_.attention == Attention::mha ? tp_rank_ : 0;
-    return key.words[0] ^ (key.words[1] + n * 0x9e3779b97f4a7c15ull) ^ (shard << 56);
+    return page_content(key, spec_.attention == Attention::mha ? tp_rank_ : 0, n);
   }
   template <class Visit>
   void for_each_word(DevicePage page, Visit&& visit) {
