@@ -16,6 +16,7 @@
 
 #include "daemon/config_keys.hpp"
 #include "shm/clock.hpp"
+#include "shm/crash_points.hpp"
 #include "shm/page_word.hpp"
 #include "shm/process.hpp"
 
@@ -184,12 +185,14 @@ Outcome RegionOwner::build(const Config& config, const RegionPlan& plan, const s
   created_ = true;
   auto control = create_named(control_object_name(name_), plan.total_bytes);
   if (!control) return control.error();
+  HICACHE_CRASH_POINT(region_control_made);
   auto pool = create_named(pool_object_name(name_, 0), pool_bytes);
   if (!pool) return pool.error();
   if (auto mapped = map(control->get(), pool->get(), plan, pool_bytes); !mapped) return mapped;
   tables_.header->segment_bytes.store(config.pool.segment_bytes, std::memory_order_relaxed);
   store_config(config);
   fill_header(plan, socket_path, RegionState::initialising);
+  HICACHE_CRASH_POINT(region_header_written);
   return success();
 }
 
@@ -204,7 +207,9 @@ Outcome RegionOwner::take_over(const Config& config, const RegionPlan& plan, con
   // that the next daemon takes over in the same way: nothing is kept that the page table alone does not
   // prove.
   h.state.store(static_cast<std::uint32_t>(RegionState::recovering), std::memory_order_seq_cst);
+  HICACHE_CRASH_POINT(takeover_recovering);
   fill_header(plan, socket_path, RegionState::recovering);
+  HICACHE_CRASH_POINT(takeover_header_written);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   store_config(config);
   // The owner may have died in the middle of a commit.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "daemon/config_keys.hpp"
+#include "shm/crash_points.hpp"
 #include "shm/socket_path.hpp"
 
 namespace hicache::daemon {
@@ -92,6 +93,7 @@ Outcome Service::begin() {
   registration_.emplace(post, *cuda_);
   coordinator_thread_ = std::thread([this] { coordinator_.run(); });
   region_.publish();
+  HICACHE_CRASH_POINT(start_published);
 
   SessionServerOptions sessions;
   sessions.config = config_;

@@ -11,6 +11,7 @@
 #include "daemon/coordinator/coordinator_impl.hpp"
 #include "daemon/integrity/shard_checksums.hpp"
 #include "shm/clock.hpp"
+#include "shm/crash_points.hpp"
 #include "shm/futex.hpp"
 #include "shm/prefix_hash.hpp"
 
@@ -58,6 +59,7 @@ std::unique_ptr<PageSurvey> survey_for(const CoordinatorOptions& options) {
       std::make_unique<PageSurvey>(survey_pages(view, options.pool_bytes, options.config.pool.segment_bytes));
   if (options.checksums != nullptr && options.checksums->verifies_takeover())
     verify_all(*options.checksums, t, *survey);
+  HICACHE_CRASH_POINT(takeover_surveyed);
   return survey;
 }
 }  // namespace
@@ -90,6 +92,7 @@ Coordinator::Impl::Impl(const CoordinatorOptions& options)
 
 // The tables have been rebuilt: what is left are the sequences that go on, and the account of what was kept.
 void Coordinator::Impl::finish_takeover() {
+  HICACHE_CRASH_POINT(takeover_rebuilt);
   stats.set(Counter::attached_clients, 0);
   stats.add(Counter::takeovers);
   stats.add(Counter::pages_kept, survey->keep.size());
@@ -138,6 +141,7 @@ void Coordinator::Impl::complete(Client& client, const Completion& completion) {
   // A dying client's channel is no longer served: nobody reads there.
   if (client.state != ClientState::attached) return;
   client.completions.push(completion);
+  HICACHE_CRASH_POINT(completion_made);
   if (!client.has_new_completions) {
     client.has_new_completions = true;
     new_completions.push_back(client.slot);
@@ -174,6 +178,7 @@ std::uint32_t Coordinator::Impl::serve(Client& client) {
     }
     const auto submission = client.submissions.pop();
     if (!submission) break;
+    HICACHE_CRASH_POINT(submission_taken);
     ++served;
     execute(client, *submission);
     if (client.state != ClientState::attached) break;

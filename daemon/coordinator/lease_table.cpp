@@ -1,4 +1,5 @@
 #include "daemon/coordinator/lease_table.hpp"
+#include "shm/crash_points.hpp"
 
 #include <cassert>
 
@@ -180,6 +181,7 @@ void LeaseTable::close(Lease& lease) {
   for (std::size_t i = lease.pages.size(); i-- > 0;) {
     if (lease.pages[i]) pages_.unpin(lease.pages[i]);
   }
+  HICACHE_CRASH_POINT(release_unpinned);
   for (std::uint32_t index = e.first_chunk.load(kRelaxed); index != kNone32;) {
     const std::uint32_t next = chunks_[index].next.load(kRelaxed);
     free_chunk(index);

@@ -3,6 +3,7 @@
 #include <sys/epoll.h>
 
 #include "daemon/coordinator/coordinator_impl.hpp"
+#include "shm/crash_points.hpp"
 #include "shm/futex.hpp"
 
 namespace hicache::daemon {
@@ -49,6 +50,7 @@ void Coordinator::Impl::attach(AttachRequest& request) {
     return refuse(Status::again, "all " + std::to_string(clients.capacity()) +
                                      " client slots are in use: raise limits.clients");
   }
+  HICACHE_CRASH_POINT(attach_admitted);
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
   event.data.u64 = client->slot.value;
@@ -66,6 +68,7 @@ void Coordinator::Impl::attach(AttachRequest& request) {
   stats.add(Counter::attached_clients);
   note(FlightEvent::attach, client, Opcode::none, Status::ok, 0, 0, 0);
 
+  HICACHE_CRASH_POINT(attach_joined);
   AttachAnswer yes;
   yes.client = client->slot;
   yes.client_generation = client->generation;
@@ -87,6 +90,7 @@ void Coordinator::Impl::buffers(BuffersRequest& request) {
     return request.answer(Status::exists, "device buffers are registered already");
   client->memory = request.memory;
   clients.entry(*client).device_pages.store(request.memory->geometry.pages, kRelaxed);
+  HICACHE_CRASH_POINT(register_adopted);
   request.answer(Status::ok, "");
 }
 
@@ -114,6 +118,7 @@ void Coordinator::Impl::lose(Client& client, bool orderly) {
   // Fence first: from here on nothing of this client is executed, and its late messages carry an old
   // generation.
   clients.set_state(client, ClientState::dying);
+  HICACHE_CRASH_POINT(lose_fenced);
   ::epoll_ctl(epoll.get(), EPOLL_CTL_DEL, client.kick->get(), nullptr);
   client.header->session_ended.store(
       1, std::memory_order_release);  // pairs with the client's acquire in state()
@@ -122,6 +127,7 @@ void Coordinator::Impl::lose(Client& client, bool orderly) {
   transfers->cancel_client(client.slot, client.generation);
   lower(namespaces.entry(client.attached_namespace).attached_clients);
   groups.leave(group, client.slot);
+  HICACHE_CRASH_POINT(lose_left);
   if (group.state == GroupState::active) {
     groups.break_up(group);
     leases.for_each_live([&](Lease& lease) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 
+#include "shm/crash_points.hpp"
 #include "shm/prefix_hash.hpp"
 
 namespace hicache::daemon {
@@ -155,6 +156,7 @@ Result<std::vector<NamespaceId>> NamespaceTable::bump(const std::string& hex_pre
   };
   ++bumps_[base];
   set_state(NamespaceState::retired);
+  HICACHE_CRASH_POINT(bump_retired);
   // The search for a free entry must not take one of those that are being replaced.
   for (const NamespaceId id : matched) hold(id);
   std::vector<NamespaceId> successors;

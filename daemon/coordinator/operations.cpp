@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "daemon/coordinator/coordinator_impl.hpp"
+#include "shm/crash_points.hpp"
 #include "shm/prefix_hash.hpp"
 
 namespace hicache::daemon {
@@ -173,11 +174,13 @@ void Coordinator::Impl::execute_reserve(Client& client, const Submission& submis
       groups.change_leases(group, 1);
       namespaces.hold(lease->namespace_id);
       lease->posted = holder_bit(client);
+      HICACHE_CRASH_POINT(reserve_opened);
       scratch_pages.clear();
       pages.find_leading_ready(lease->hashes, lease->namespace_id, scratch_pages);
       for (std::uint32_t i = 0; i < scratch_pages.size(); ++i) leases.pin(*lease, i, scratch_pages[i]);
       const auto hits = static_cast<std::uint32_t>(scratch_pages.size());
       leases.set_hits(*lease, hits);
+      HICACHE_CRASH_POINT(reserve_pinned);
       stats.add(Counter::reserves);
       stats.add(Counter::pages_requested, submission.count);
       stats.add(Counter::hits, hits);
@@ -265,9 +268,11 @@ void Coordinator::Impl::execute_load(Client& client, const Submission& submissio
   ++lease.loads_in_flight;
   ++client.copies_in_flight;
   transfers->submit(std::move(transfer));
+  HICACHE_CRASH_POINT(load_posted);
 }
 
 void Coordinator::Impl::finish_load(const TransferDone& done, TransferOwner& owner) {
+  HICACHE_CRASH_POINT(load_ended);
   const auto scope = commit();
   const PendingLoad& load = owner.load;
   auto lease = leases.find(load.lease);
@@ -360,6 +365,7 @@ void Coordinator::Impl::execute_release(Client& client, const Submission& submis
     return answer(client, submission, sequence, Status::already_released);
   }
   leases.set_holders(lease, lease.holders & ~holder_bit(client));
+  HICACHE_CRASH_POINT(release_holder_gone);
   // The last release closes the lease before anybody learns of it: the next request finds it done.
   try_close(lease);
   answer(client, submission, sequence, Status::ok);
@@ -374,10 +380,12 @@ void Coordinator::Impl::try_close(Lease& lease) {
   Group& group = groups.get(lease.group);
   const NamespaceId ns = lease.namespace_id;
   if (use) leases.stamp_all(lease);
+  HICACHE_CRASH_POINT(release_stamped);
   for (SequenceWindow& window : group.sequences) {
     if (window.look_up(lease.sequence).lease == lease.id()) window.end(lease.sequence, lease.loads_failed);
   }
   leases.close(lease);
+  HICACHE_CRASH_POINT(release_closed);
   groups.change_leases(group, -1);
   if (namespaces.retired(ns)) evict_namespace(ns);
   namespaces.drop(ns);

@@ -4,6 +4,7 @@
 #include <array>
 #include <cassert>
 
+#include "shm/crash_points.hpp"
 #include "shm/page_seal.hpp"
 
 namespace hicache::daemon {
@@ -203,6 +204,7 @@ PageId PageTable::allocate(const NewPage& page) {
   w.state = PageState::reserved;
   w.flags = PageWord::kDirty;
   set_word(id, w);
+  HICACHE_CRASH_POINT(admit_reserved);
   for (std::size_t i = 0; i < 4; ++i) e.key[i].store(page.key.words[i], kRelaxed);
   e.namespace_id.store(page.namespace_id.value, kRelaxed);
   e.pool_offset.store(slot.value, kRelaxed);
@@ -218,6 +220,7 @@ PageId PageTable::allocate(const NewPage& page) {
     link_child(page.parent, id);
   }
   move_to(id, PageState::filling);
+  HICACHE_CRASH_POINT(admit_linked);
   index_.insert(id, index_.bucket_of(page.key, page.namespace_id));
   bump(namespaces_[page.namespace_id.value].resident_pages);
   publish_gauges();
@@ -230,6 +233,7 @@ bool PageTable::complete_shard(PageId page, std::uint32_t shard, std::uint32_t s
   const std::uint64_t before = done.load(kRelaxed);
   const std::uint64_t after = before | (1ull << shard);
   done.store(after, kRelaxed);
+  HICACHE_CRASH_POINT(publish_shard);
   return before != after && after == all;
 }
 
@@ -245,6 +249,7 @@ void PageTable::publish(PageId page) {
   PageEntry& e = entries_[page.value];
   e.filler_lease.store(kNone32, kRelaxed);
   e.seal.store(page_seal(e), kRelaxed);
+  HICACHE_CRASH_POINT(publish_sealed);
   move_to(page, PageState::ready);
   bump(namespaces_[namespace_of(page).value].written);
   stats_.add(Counter::written);
@@ -258,6 +263,7 @@ void PageTable::abort(PageId page) {
       index_.erase(page, index_.bucket_of(load_key(entries_[page.value]), namespace_of(page)));
   assert(was_indexed);
   static_cast<void>(was_indexed);
+  HICACHE_CRASH_POINT(abort_unindexed);
   move_to(page, PageState::aborting);
   entries_[page.value].filler_lease.store(kNone32, kRelaxed);
   unlink_child(page);
@@ -271,6 +277,7 @@ void PageTable::finish_abort(PageId page) {
 void PageTable::release(PageId page) {
   PageEntry& e = entries_[page.value];
   slots_.free(SizeClassId{e.size_class.load(kRelaxed)}, offset(page));
+  HICACHE_CRASH_POINT(evict_freed);
   lower(namespaces_[namespace_of(page).value].resident_pages);
   PageWord w = word(page);
   assert(is_page_transition(w.state, PageState::free) && w.pins == 0);
@@ -333,9 +340,11 @@ void PageTable::evict(PageId page, EvictReason reason) {
   assert(evictable_.contains(page));
   evictable_.erase(page, SizeClassId{e.size_class.load(kRelaxed)});
   move_to(page, PageState::evicting);
+  HICACHE_CRASH_POINT(evict_marked);
   const bool was_indexed = index_.erase(page, index_.bucket_of(load_key(e), namespace_of(page)));
   assert(was_indexed);
   static_cast<void>(was_indexed);
+  HICACHE_CRASH_POINT(evict_unindexed);
   unlink_child(page);
   bump(namespaces_[namespace_of(page).value].evicted);
   stats_.sub(Counter::ready_pages);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "daemon/coordinator/coordinator_impl.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
 
@@ -122,6 +123,7 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
     previous = page;
   }
   stats.add(Counter::dropped, write.dropped);
+  HICACHE_CRASH_POINT(admit_decided);
   return write;
 }
 
@@ -216,6 +218,7 @@ void Coordinator::Impl::publish_from(PageId first) {
     const PageId page = stack.back();
     stack.pop_back();
     pages.publish(page);
+    HICACHE_CRASH_POINT(publish_ready);
     resolve(page, Status::ok);
     const std::uint32_t shards = namespaces.get(pages.namespace_of(page)).spec.shards();
     pages.for_each_child(page, [&](PageId child) {
@@ -290,6 +293,7 @@ void Coordinator::Impl::end_write(GroupWrite& write, Status status) {
     writes_in_flight.erase(write.number);
   }
   maybe_finished.push_back(write.lease);
+  HICACHE_CRASH_POINT(write_answered);
 }
 
 // Leases whose last operation ended inside another lease's decision. Closing them there would pull the lease

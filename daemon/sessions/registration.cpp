@@ -1,4 +1,5 @@
 #include "daemon/sessions/registration.hpp"
+#include "shm/crash_points.hpp"
 
 #include <spdlog/spdlog.h>
 
@@ -103,6 +104,7 @@ void Registration::Impl::execute(const std::shared_ptr<Impl>& self, Registration
   }
   const std::weak_ptr<Impl> weak = self;
   std::shared_ptr<const RankMemory> memory(mapped->release(), [weak](const RankMemory* m) { bury(weak, m); });
+  HICACHE_CRASH_POINT(register_mapped);
   self->post(BuffersRequest{std::move(memory), std::move(job.answer)});
 }
 

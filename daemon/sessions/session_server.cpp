@@ -20,6 +20,7 @@
 #include "daemon/sessions/log_budget.hpp"
 #include "daemon/sessions/session_queue.hpp"
 #include "shm/clock.hpp"
+#include "shm/crash_points.hpp"
 #include "shm/process.hpp"
 #include "shm/unix_socket.hpp"
 
@@ -354,6 +355,7 @@ void SessionServer::Impl::on_hello(Connection& c, const Hello& hello) {
 }
 
 void SessionServer::Impl::begin_attach(Connection& c, const Hello& hello) {
+  HICACHE_CRASH_POINT(attach_channel_made);
   c.state = ConnectionState::attaching;
   c.busy = true;
   set_deadline(c, 0);
@@ -390,6 +392,7 @@ void SessionServer::Impl::on_attach_answer(const AttachAnswered& event) {
   const int fds[] = {control_fd_, c->channel_fd.get(), c->kick->get()};
   if (!send(*c, make_welcome(*c, facts_, config_), fds)) return;
   c->channel_fd.reset();
+  HICACHE_CRASH_POINT(attach_welcome_sent);
   spdlog::info("client {} attached: pid {}, uid {}, {} {}", answer.client.value, c->peer.pid, c->peer.uid,
                to_string(c->role), c->tp_rank);
 }

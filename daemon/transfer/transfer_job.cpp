@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "daemon/transfer/layer_fences.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
 namespace {
@@ -55,6 +56,7 @@ void TransferJob::start(const TransferOptions& options) {
     verify(*options.checksums);
   }
   sort_pages(transfer.pages);
+  HICACHE_CRASH_POINT(copy_started);
 }
 
 // Before the first byte is copied: a layer that was announced can't be taken back.
@@ -89,6 +91,7 @@ void TransferJob::end_part() {
   if (announces_layers()) {
     raise_layer(transfer.memory->fences->load[transfer.fence], static_cast<std::uint32_t>(next_part_),
                 transfer.fence_value);
+    HICACHE_CRASH_POINT(load_layer_announced);
   }
   ++next_part_;
   plan.runs.clear();
@@ -121,6 +124,7 @@ bool TransferJob::advance(DeviceBackend& backend, const TransferOptions& options
 }
 
 TransferDone TransferJob::finish(const TransferOptions& options) {
+  HICACHE_CRASH_POINT(copy_landed);
   if (verdict != Status::ok && announces_layers()) {
     fail_layers(transfer.memory->fences->load[transfer.fence], transfer.memory->spec.layers,
                 transfer.fence_value);

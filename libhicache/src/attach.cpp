@@ -7,6 +7,7 @@
 
 #include "reattachment.hpp"
 #include "session_impl.hpp"
+#include "shm/crash_points.hpp"
 #include "shm/unix_socket.hpp"
 
 namespace hicache {
@@ -63,6 +64,7 @@ Result<Message> ask(int fd, const SocketMessage& question, std::span<const int> 
                     const Deadline& deadline) {
   if (auto sent = send_message(fd, encode_message(question), fds, deadline.left_ms()); !sent)
     return sent.error();
+  HICACHE_CRASH_POINT(hello_sent);
   return receive_message(fd, deadline.left_ms());
 }
 
@@ -156,6 +158,7 @@ Result<std::unique_ptr<Session>> Session::attach(const AttachOptions& options) {
   hello.engine = options.engine;
   hello.tp_rank = options.tp_rank;
   hello.spec = options.spec;
+  HICACHE_CRASH_POINT(connect_done);
   auto message = ask(socket->get(), hello, {}, deadline);
   if (!message) return message.error();
   const auto answer = decode_message(message->bytes);
@@ -166,10 +169,13 @@ Result<std::unique_ptr<Session>> Session::attach(const AttachOptions& options) {
   }
   const auto* welcome = std::get_if<Welcome>(&*answer);
   if (welcome == nullptr) return corrupt("it is another message");
+  HICACHE_CRASH_POINT(welcome_read);
   auto attachment = check_welcome(*welcome, *message);
   if (!attachment) return attachment.error();
+  HICACHE_CRASH_POINT(welcome_mapped);
   attachment->socket = std::move(*socket);
   std::unique_ptr<Session> session(new Session(std::make_unique<Impl>(options, std::move(*attachment))));
+  HICACHE_CRASH_POINT(session_made);
   if (options.reattach) session->reattachment_ = std::make_unique<Reattachment>(options, *session->impl_);
   return session;
 }
@@ -214,6 +220,7 @@ Outcome Session::register_buffers(const DeviceGeometry& geometry, std::span<cons
       !sent) {
     return sent.error();
   }
+  HICACHE_CRASH_POINT(buffers_sent);
   m.registration = Impl::Registration::unanswered;
   if (geometry.device_kind() == DeviceKind::cuda) m.exported_memory.store(true, std::memory_order_relaxed);
   const auto message = receive_message(fd, deadline.left_ms());
@@ -227,6 +234,7 @@ Outcome Session::register_buffers(const DeviceGeometry& geometry, std::span<cons
     return Error{reply->status, reply->text, 0};
   }
   m.registration = Impl::Registration::done;
+  HICACHE_CRASH_POINT(buffers_registered);
   m.device_pages.store(geometry.pages, std::memory_order_release);  // pairs with check_pages
   if (reattachment_) reattachment_->remember(geometry, fds);
   return success();

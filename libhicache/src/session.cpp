@@ -11,6 +11,7 @@
 
 #include "reattachment.hpp"
 #include "shm/clock.hpp"
+#include "shm/crash_points.hpp"
 #include "shm/unix_socket.hpp"
 
 namespace hicache {
@@ -137,6 +138,7 @@ void Session::close() {
   const auto bytes = encode_message(Goodbye{});
   // Without it the daemon counts the session as lost, which does no other harm.
   static_cast<void>(send_message(m.attached.socket.get(), bytes, {}, 0));
+  HICACHE_CRASH_POINT(goodbye_sent);
   m.end(Status::closed, "the session was closed");
   if (m.exported_memory.load(std::memory_order_relaxed)) await_end(m.attached.socket.get());
   ::shutdown(m.attached.socket.get(), SHUT_RDWR);

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "session_impl.hpp"
+#include "shm/crash_points.hpp"
 #include "shm/futex.hpp"
 
 namespace hicache {
@@ -166,6 +167,7 @@ void Session::Impl::pump() {
   const std::uint32_t operations_before = operations.in_use();
   const std::uint32_t head_before = cq.head();
   while (const auto completion = cq.pop()) {
+    HICACHE_CRASH_POINT(event_taken);
     if (Operation* operation = accept(*completion)) operations.enqueue(*operation);
   }
   if (cq.head() != head_before) kick_stalled_daemon(operations_before);

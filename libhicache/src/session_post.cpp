@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "session_impl.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache {
 namespace {
@@ -83,8 +84,11 @@ Result<Ticket> Session::Impl::post_locked(Submission& submission, std::span<cons
   earliest_expiry_ns = std::min(earliest_expiry_ns, operation->expires_ns);
 
   submission.user_data = operation->ticket;
+  HICACHE_CRASH_POINT(post_listed);
   sq.push(submission);
+  HICACHE_CRASH_POINT(post_pushed);
   kick_sleeping_daemon();
+  HICACHE_CRASH_POINT(post_kicked);
   return Ticket{operation->ticket};
 }
 

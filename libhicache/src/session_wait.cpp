@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "session_impl.hpp"
+#include "shm/crash_points.hpp"
 #include "shm/futex.hpp"
 
 namespace hicache {
@@ -80,6 +81,7 @@ void Session::Impl::park(std::unique_lock<std::mutex>& lock, std::uint64_t deadl
   const std::uint32_t kicks =
       header->cq_wake.load(std::memory_order_acquire);  // pairs with the daemon's kick
   park_fence();                                         // SYNC park
+  HICACHE_CRASH_POINT(wait_flagged);
   int slept = 0;
   if (!ring_news() && header->session_ended.load(std::memory_order_relaxed) == 0) {
     lock.unlock();
@@ -121,6 +123,7 @@ Result<OperationResult> Session::wait(Ticket ticket, std::uint32_t timeout_ms) {
     if (operation->event_pending()) {
       OperationResult result = m.deliver(*operation);
       m.publish_hints();
+      HICACHE_CRASH_POINT(event_delivered);
       return result;
     }
     if (deadline_ns == 0) deadline_ns = deadline_in_ms(timeout_ms);
@@ -170,6 +173,7 @@ void Session::raise_write_fence(std::uint32_t index, std::uint32_t value) {
   while (!timeline_reached(now, value) &&
          !word.compare_exchange_weak(now, value, std::memory_order_release, std::memory_order_relaxed)) {
   }
+  HICACHE_CRASH_POINT(fence_raised);
 }
 
 bool Session::layer_ready(const LayerFence& fence, std::uint32_t layer) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,16 @@ namespace hicache::test {
 inline std::string dump_findings(const std::string& name) {
   const auto run = run_program({program("hicache-dump"), name, "--check"});
   return run.status.exited_with(0) ? "" : run.out + run.err;
+}
+
+// Mappings of hicache's memory in a process: regions, channels, device buffers.
+inline std::size_t mapping_count(pid_t pid) {
+  std::istringstream maps(read_text("/proc/" + std::to_string(pid) + "/maps"));
+  std::size_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("/hicache") != std::string::npos || line.find("memfd:") != std::string::npos) ++count;
+  }
+  return count;
 }
 
 struct ReadBack {

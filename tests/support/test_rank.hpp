@@ -63,11 +63,14 @@ class TestRank {
   // Attaches and registers. Throws when the daemon refuses.
   TestRank(const TestDaemon& daemon, const std::string& engine, std::uint32_t tp_rank, NamespaceSpec spec,
            bool reattach = false)
+      : TestRank(daemon.socket_path(), engine, tp_rank, std::move(spec), reattach) {}
+  TestRank(const std::string& socket_path, const std::string& engine, std::uint32_t tp_rank,
+           NamespaceSpec spec, bool reattach = false)
       : spec_(std::move(spec)),
         tp_rank_(tp_rank),
         buffer_(take(HostDeviceBuffer::create(bytes_needed(spec_)))) {
     AttachOptions options;
-    options.socket_path = daemon.socket_path();
+    options.socket_path = socket_path;
     options.engine = engine;
     options.tp_rank = tp_rank;
     options.spec = spec_;

@@ -1,0 +1,75 @@
+// Named places in daemon and client library at which a test build kills its own process
+// (tests/crash/crash_matrix_test). In every other build HICACHE_CRASH_POINT is nothing at all.
+//
+// A process that has HICACHE_CRASH_AT=NAME in its environment ends by SIGKILL when it comes to that point;
+// HICACHE_CRASH_AT=NAME:N at the Nth time.
+#pragma once
+
+// X(name, where that is)
+#define HICACHE_DAEMON_CRASH_POINTS(X)                                          \
+  X(region_control_made, "control region made, pool not")                       \
+  X(region_header_written, "fresh region with its header, tables not prepared") \
+  X(takeover_recovering, "state says recovering, header is the old one")        \
+  X(takeover_header_written, "header is the new one, tables are the old ones")  \
+  X(takeover_surveyed, "pages chosen, tables not rebuilt")                      \
+  X(takeover_rebuilt, "tables rebuilt, not accounted for")                      \
+  X(start_published, "region is ready, nobody listens")                         \
+  X(attach_channel_made, "channel made, coordinator not asked")                 \
+  X(attach_admitted, "client has its slot, not its group")                      \
+  X(attach_joined, "client belongs to its group, answer not sent")              \
+  X(attach_welcome_sent, "welcome sent, tripwire not watched")                  \
+  X(register_mapped, "device buffers mapped, coordinator not told")             \
+  X(register_adopted, "coordinator has the buffers, rank does not know")        \
+  X(submission_taken, "entry taken from the ring, not executed")                \
+  X(reserve_opened, "lease opened without pins")                                \
+  X(reserve_pinned, "pages pinned, answer not made")                            \
+  X(completion_made, "completion in the ring, client not woken")                \
+  X(admit_reserved, "page taken and reserved, not linked to its parent")        \
+  X(admit_linked, "page filling, not in the index")                             \
+  X(admit_decided, "all pages of a write admitted, no copy started")            \
+  X(copy_started, "copy planned, no byte moved")                                \
+  X(copy_landed, "last byte landed, coordinator not told")                      \
+  X(publish_shard, "shard complete, page not published")                        \
+  X(publish_sealed, "page sealed, not ready")                                   \
+  X(publish_ready, "page ready, its write not answered")                        \
+  X(write_answered, "write answered, its lease still open")                     \
+  X(load_posted, "load handed to the transfers")                                \
+  X(load_layer_announced, "a layer announced, others to come")                  \
+  X(load_ended, "load landed, its lease not told")                              \
+  X(release_holder_gone, "rank does not hold the lease any more")               \
+  X(release_stamped, "pages have their use stamps, pins are there")             \
+  X(release_unpinned, "pages unpinned, lease entry there")                      \
+  X(release_closed, "lease closed, group not told")                             \
+  X(evict_marked, "page evicting, still in the index")                          \
+  X(evict_unindexed, "page out of the index, slot not returned")                \
+  X(evict_freed, "slot returned, page word not free")                           \
+  X(lose_fenced, "dead client fenced, group whole")                             \
+  X(lose_left, "dead client out of its group, leases there")                    \
+  X(abort_unindexed, "half-filled page out of the index, still filling")        \
+  X(bump_retired, "namespace retired, its pages there")
+#define HICACHE_CLIENT_CRASH_POINTS(X)                            \
+  X(connect_done, "connected, no Hello sent")                     \
+  X(hello_sent, "Hello sent, welcome not read")                   \
+  X(welcome_read, "welcome read, nothing mapped")                 \
+  X(welcome_mapped, "region and channel mapped")                  \
+  X(session_made, "session made, its thread may not run yet")     \
+  X(buffers_sent, "device buffers sent, answer not read")         \
+  X(buffers_registered, "device buffers registered")              \
+  X(post_listed, "lists in the arena, entry not published")       \
+  X(post_pushed, "entry published, daemon not kicked")            \
+  X(post_kicked, "entry published, daemon kicked")                \
+  X(wait_flagged, "says that it sleeps, does not sleep yet")      \
+  X(event_taken, "completion taken from the ring, not looked at") \
+  X(event_delivered, "result handed out")                         \
+  X(fence_raised, "write fence raised")                           \
+  X(goodbye_sent, "goodbye sent, connection open")
+
+#ifdef HICACHE_CRASH_POINTS
+namespace hicache {
+// Ends the process when `name` is the point of HICACHE_CRASH_AT. From any thread.
+void crash_point(const char* name);
+}  // namespace hicache
+#define HICACHE_CRASH_POINT(name) ::hicache::crash_point(#name)
+#else
+#define HICACHE_CRASH_POINT(name) static_cast<void>(0)
+#endif
