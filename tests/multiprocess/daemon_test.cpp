@@ -108,7 +108,7 @@ TEST_CASE("--print-config prints a file that --check-config accepts") {
 }
 
 TEST_CASE("every program says its version, protocol and layout") {
-  for (const char* name : {"hicached", "hicache-ctl", "hicache-dump", "hicache-bench"}) {
+  for (const char* name : {"hicached", "hicache-ctl", "hicache-dump", "hicache-top", "hicache-bench"}) {
     const auto printed = run_program({program(name), "--version"});
     CHECK(printed.status.exited_with(0));
     CHECK(contains(printed.out, std::string(name) + " "));

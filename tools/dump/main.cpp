@@ -12,6 +12,7 @@
 #include "shm/version.hpp"
 #include "tools/dump/config_view.hpp"
 #include "tools/dump/json_report.hpp"
+#include "tools/dump/metrics_report.hpp"
 #include "tools/dump/output.hpp"
 #include "tools/dump/region_check.hpp"
 #include "tools/dump/region_source.hpp"
@@ -27,6 +28,7 @@ struct Arguments {
   std::string file;
   ReportOptions report;
   bool json = false;
+  bool metrics = false;
   bool check = false;
 };
 
@@ -55,12 +57,15 @@ int dump(const Arguments& arguments) {
   if (!source) return fail(source.error());
   const std::string what =
       arguments.file.empty() ? "region '" + arguments.name + "'" : "file '" + printable(arguments.file) + "'";
-  const Snapshot snapshot = Snapshot::take(*source);
+  const Snapshot snapshot = Snapshot::take(
+      *source, arguments.metrics ? Snapshot::Extent::small_tables : Snapshot::Extent::everything);
   std::optional<CheckReport> report;
   if (arguments.check) report = check_region(*source, snapshot);
 
   Output out(STDOUT_FILENO);
-  if (arguments.json) {
+  if (arguments.metrics) {
+    write_metrics(out, snapshot);
+  } else if (arguments.json) {
     const auto doc = to_json(snapshot, what, arguments.report, report ? &*report : nullptr);
     out.text(doc.dump(2, ' ', true, nlohmann::json::error_handler_t::replace));
   } else {
@@ -87,6 +92,7 @@ int main(int argc, char** argv) {
   auto* name = app.add_option("NAME", arguments.name, "name of the daemon");
   app.add_option("--file", arguments.file, "look at a copy of a region in this file")->excludes(name);
   app.add_flag("--json", arguments.json, "one JSON document instead of text");
+  app.add_flag("--metrics", arguments.metrics, "counters and gauges in Prometheus' text format");
   app.add_flag("--pages", arguments.report.pages, "every page that is not free");
   app.add_flag("--index", arguments.report.index, "every chain of the prefix index");
   app.add_flag("--rings", arguments.report.rings, "ring positions of the clients");
@@ -99,6 +105,9 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (arguments.name.empty() && arguments.file.empty()) throw CLI::RequiredError("NAME or --file");
+    if (arguments.metrics && (arguments.json || arguments.check || arguments.report.any())) {
+      throw CLI::ValidationError("--metrics", "stands alone: it prints counters only");
+    }
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? kOk : kFailed;
   }

@@ -9,6 +9,8 @@ struct ReportOptions {
   bool rings = false;
   bool ranks = false;
   bool operations = false;
+
+  [[nodiscard]] bool any() const { return pages || index || rings || ranks || operations; }
 };
 
 }  // namespace hicache::inspect

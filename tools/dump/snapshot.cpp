@@ -36,6 +36,22 @@ std::uint64_t end_of(const RegionPlan& plan) {
   return end;
 }
 
+void leave_out_large_tables(RegionPlan& plan) {
+  for (SectionPlan& section : plan.sections) {
+    switch (section.kind) {
+      case SectionKind::config_text:
+      case SectionKind::namespaces:
+      case SectionKind::clients:
+      case SectionKind::groups:
+      case SectionKind::counters:
+        break;
+      default:
+        section.offset = kHeaderBytes;
+        section.entries = 0;
+    }
+  }
+}
+
 bool same_daemon_lives(const RegionHeader& header) {
   const std::string recorded = load_text(header.boot_id);
   const std::string now = boot_id();
@@ -67,7 +83,7 @@ std::string_view to_string(Condition condition) {
   return "unknown";
 }
 
-Snapshot Snapshot::take(RegionSource& source) {
+Snapshot Snapshot::take(RegionSource& source, Extent extent) {
   Snapshot s;
   s.object_bytes_ = source.size();
   alignas(RegionHeader) std::array<std::uint8_t, kHeaderBytes> header_bytes{};
@@ -86,6 +102,8 @@ Snapshot Snapshot::take(RegionSource& source) {
     s.usable_ = false;
     s.plan_ = salvage_plan(header, 0);
   }
+  s.page_capacity_ = s.plan_.section(SectionKind::pages).entries;
+  if (extent == Extent::small_tables) leave_out_large_tables(s.plan_);
   const std::uint64_t bytes = end_of(s.plan_);
   s.bytes_.reset(static_cast<std::uint8_t*>(::operator new (bytes, std::align_val_t{4096})));
   std::memcpy(s.bytes_.get(), header_bytes.data(), kHeaderBytes);

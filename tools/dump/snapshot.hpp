@@ -43,8 +43,12 @@ auto get(const Atomic& a) {
 // Move-only. The tables hold only entries that were read: those of a damaged region may be cut or empty.
 class Snapshot {
  public:
+  // What to read: everything, or only the small tables (configuration, namespaces, clients, groups,
+  // counters), for a reader that comes back every second. The tables that are left out are empty.
+  enum class Extent { everything, small_tables };
+
   // Never fails: what could not be read is in the verdict. Throws std::bad_alloc when memory runs out.
-  static Snapshot take(RegionSource& source);
+  static Snapshot take(RegionSource& source, Extent extent = Extent::everything);
 
   [[nodiscard]] const Verdict& verdict() const { return verdict_; }
   // Sentences of the header check; empty when the region is usable.
@@ -63,6 +67,8 @@ class Snapshot {
   [[nodiscard]] const ConstTables& tables() const { return tables_; }
   [[nodiscard]] const RegionPlan& plan() const { return plan_; }
   [[nodiscard]] std::uint64_t object_bytes() const { return object_bytes_; }
+  // Entries of the page table, also where it was left out.
+  [[nodiscard]] std::uint64_t page_capacity() const { return page_capacity_; }
   [[nodiscard]] std::uint64_t commit_sequence() const { return get(tables_.header->commit_sequence); }
 
  private:
@@ -81,6 +87,7 @@ class Snapshot {
   Verdict verdict_;
   std::vector<std::string> header_findings_;
   std::uint64_t object_bytes_ = 0;
+  std::uint64_t page_capacity_ = 0;
   bool usable_ = false;
   bool readable_ = false;
   bool quiet_ = false;
