@@ -3,6 +3,8 @@
 #include <array>
 #include <string_view>
 
+#include "daemon/storage/redis/redis_backend.hpp"
+
 namespace hicache::daemon {
 namespace {
 
@@ -15,7 +17,7 @@ struct Row {
 };
 
 // In the order in which they are listed to people.
-constexpr std::array<Row, 0> kBackends = {};
+constexpr std::array<Row, 1> kBackends = {{{"redis", make_redis_backend}}};
 
 }  // namespace
 

@@ -2,7 +2,7 @@
 # Fuzzes every target for SECONDS each and fails on the first crash, leak, hang or broken property. Corpora grow in
 # BUILD/corpus and are kept for the next run; what crashed is written to BUILD/crashes.
 #
-#   tests/fuzz/run.sh SECONDS [TARGET...]     targets: message config region coordinator
+#   tests/fuzz/run.sh SECONDS [TARGET...]     targets: message config region coordinator resp
 #
 # HICACHE_FUZZ_BUILD names the build directory (build-fuzz).
 set -euo pipefail
@@ -15,7 +15,7 @@ seconds="${1:-}"
 }
 shift
 targets=("$@")
-[[ ${#targets[@]} -gt 0 ]] || targets=(message config region coordinator)
+[[ ${#targets[@]} -gt 0 ]] || targets=(message config region coordinator resp)
 build="${HICACHE_FUZZ_BUILD:-build-fuzz}"
 
 if ! command -v clang++ >/dev/null; then
@@ -36,7 +36,7 @@ length_of() {
   case "$1" in
     message) echo 4096 ;;
     config) echo 2048 ;;
-    region) echo 1024 ;;
+    region | resp) echo 1024 ;;
     *) echo 512 ;;
   esac
 }

@@ -1,4 +1,4 @@
-// Writes small seed corpora: fuzz_seeds DIRECTORY makes DIRECTORY/{message,config,region,coordinator}/*.
+// Writes small seed corpora: fuzz_seeds DIRECTORY makes DIRECTORY/{message,config,region,coordinator,resp}/*.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -100,6 +100,20 @@ void steps() {
   put("coordinator", "death", {reinterpret_cast<const char*>(death.data()), death.size()});
 }
 
+// Replies of a Redis server, see resp_fuzzer.cpp: the first byte says how they are cut and what is expected.
+void replies() {
+  const auto add = [](const std::string& name, char control, const std::string& text) {
+    put("resp", name, control + text);
+  };
+  add("simple", 3, "+OK\r\n-ERR x\r\n:12\r\n$-1\r\n$3\r\nabc\r\n");
+  add("array", 8, "*2\r\n$1\r\n0\r\n*2\r\n$3\r\nkey\r\n$3\r\nyek\r\n");
+  add("slots", 40, "*1\r\n*3\r\n:0\r\n:16383\r\n*4\r\n$9\r\n127.0.0.1\r\n:7000\r\n$2\r\nid\r\n*0\r\n");
+  add("redirect", 1, "-MOVED 3999 127.0.0.1:6381\r\n-ASK 1 :6381\r\n");
+  // The fuzzer puts its page's true record in the place of "@".
+  add("page", static_cast<char>(0x85), "@$-1\r\n@");
+  add("page_cut", static_cast<char>(0xff), "$240\r\nHICHERD1\x01\r\n");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -112,4 +126,5 @@ int main(int argc, char** argv) {
   configs();
   regions();
   steps();
+  replies();
 }
