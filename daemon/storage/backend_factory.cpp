@@ -3,6 +3,7 @@
 #include <array>
 #include <string_view>
 
+#include "daemon/storage/file/file_backend.hpp"
 #include "daemon/storage/redis/redis_backend.hpp"
 
 namespace hicache::daemon {
@@ -17,7 +18,10 @@ struct Row {
 };
 
 // In the order in which they are listed to people.
-constexpr std::array<Row, 1> kBackends = {{{"redis", make_redis_backend}}};
+constexpr std::array kBackends = {
+    Row{"file", make_file_backend},
+    Row{"redis", make_redis_backend},
+};
 
 }  // namespace
 
