@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/transfer/exchange_policy.hpp"
 #include "daemon/transfer/schedule.hpp"
 #include "shm/status.hpp"
 #include "shm/waiting.hpp"
@@ -66,6 +67,14 @@ struct Config {
     // for every GPU that is visible.
     CudaMode mode = CudaMode::on_demand;
   } cuda;
+
+  // Pages that all ranks of a group hold alike (MLA), where the group's ranks are on several GPUs.
+  struct Mla {
+    // direct: every GPU loads all pages over its own link. exchange: each loads its share and passes it on to
+    // the others. auto: exchange where it saves time.
+    MlaLoad load = MlaLoad::automatic;
+    std::uint32_t wait_us = 5'000;  // how long a rank's load waits for the other ranks' at most
+  } mla;
 
   struct Limits {
     std::uint32_t clients = 64;                    // attached ranks and schedulers, at most 1024

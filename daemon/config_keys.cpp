@@ -210,6 +210,11 @@ std::vector<ConfigKey> make_keys() {
       "cuda.mode",
       {{"off", CudaMode::off}, {"on_demand", CudaMode::on_demand}, {"at_start", CudaMode::at_start}},
       HICACHE_MEMBER(cuda.mode)));
+  k.push_back(one_of<MlaLoad>(
+      "mla.load",
+      {{"auto", MlaLoad::automatic}, {"direct", MlaLoad::direct}, {"exchange", MlaLoad::exchange}},
+      HICACHE_MEMBER(mla.load)));
+  k.push_back(integer("mla.wait_us", kFixed, 0, 1'000'000, kAny, HICACHE_MEMBER(mla.wait_us)));
   k.push_back(integer("limits.clients", kFixed, 1, 1024, kAny, HICACHE_MEMBER(limits.clients)));
   k.push_back(integer("limits.namespaces", kFixed, 1, 4096, kAny, HICACHE_MEMBER(limits.namespaces)));
   k.push_back(integer("limits.leases", kFixed, 1, 1u << 20, kAny, HICACHE_MEMBER(limits.leases)));

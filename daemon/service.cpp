@@ -77,6 +77,7 @@ Outcome Service::begin() {
     cuda.off_because = "integrity.checksums is on, and no checksums are made of GPU pages yet";
   cuda.method = config_.transfer.method;
   cuda.streams = config_.transfer.streams;
+  cuda.exchange = ExchangePolicy{config_.mla.load, std::uint64_t{config_.mla.wait_us} * 1000};
   cuda.pool = region_.pool();
   cuda.pool_bytes = region_.pool_bytes();
   cuda.sink = [this](const TransferDone& done) { coordinator_.post(done); };

@@ -34,6 +34,29 @@ std::string_view name_of(GroupState state) {
   return "unknown";
 }
 
+std::string_view name_of(MlaLoad mode) {
+  switch (mode) {
+    case MlaLoad::automatic:
+      return "auto";
+    case MlaLoad::direct:
+      return "direct";
+    case MlaLoad::exchange:
+      return "exchange";
+  }
+  return "unknown";
+}
+
+json to_json(const ExchangeStatus& status) {
+  json direct = json::object();
+  for (std::size_t i = 0; i < status.direct.size(); ++i)
+    direct[name_of(static_cast<GoDirect>(i))] = status.direct[i];
+  return {{"load", name_of(status.mode)},
+          {"off_because", status.off_because},
+          {"exchanged", status.exchanged},
+          {"failed", status.failed},
+          {"direct", direct}};
+}
+
 json to_json(const CudaStatus& status, std::uint64_t pool_bytes) {
   json gpus = json::array();
   for (const GpuStatus& gpu : status.gpus) {
@@ -44,10 +67,12 @@ json to_json(const CudaStatus& status, std::uint64_t pool_bytes) {
                     {"failed", gpu.failed},
                     {"copies", gpu.copies},
                     {"bytes_written", gpu.bytes_written},
-                    {"bytes_loaded", gpu.bytes_loaded}});
+                    {"bytes_loaded", gpu.bytes_loaded},
+                    {"bytes_passed", gpu.bytes_passed}});
   }
   return {{"state", status.on ? "on" : "off"},   {"reason", status.reason},  {"pinning", status.pinning},
-          {"pinned_bytes", status.pinned_bytes}, {"pool_bytes", pool_bytes}, {"gpus", gpus}};
+          {"pinned_bytes", status.pinned_bytes}, {"pool_bytes", pool_bytes}, {"gpus", gpus},
+          {"mla", to_json(status.exchange)}};
 }
 
 }  // namespace

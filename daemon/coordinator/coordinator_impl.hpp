@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -72,6 +73,8 @@ struct Coordinator::Impl {
   Status check(const Client& client, const Submission& submission) const;
   void execute_reserve(Client& client, const Submission& submission, std::uint64_t sequence);
   void execute_load(Client& client, const Submission& submission, std::uint64_t sequence);
+  [[nodiscard]] std::optional<GroupLoad> group_load(const Client& client, const Lease& lease,
+                                                    const Submission& submission);
   void execute_release(Client& client, const Submission& submission, std::uint64_t sequence);
   void execute_agree(Client& client, const Submission& submission, std::uint64_t sequence);
   void answer(Client& client, const Submission& submission, std::uint64_t sequence, Status status);

@@ -228,6 +228,24 @@ bool Coordinator::Impl::read_device_pages(const Client& client, const Submission
   return std::all_of(out.begin(), out.end(), [limit](DevicePage page) { return page.value < limit; });
 }
 
+// Pages that all ranks need, when the ranks' memory is on several devices.
+std::optional<GroupLoad> Coordinator::Impl::group_load(const Client& client, const Lease& lease,
+                                                       const Submission& submission) {
+  const Group& group = groups.get(client.group);
+  if (client.memory->device == nullptr || client.memory->spec.shards() != 1 || group.tp_size == 1)
+    return std::nullopt;
+  std::vector<std::uint32_t> devices;
+  for (const ClientSlot member : group.members) {
+    if (!member || clients.get(member).memory == nullptr || clients.get(member).memory->device == nullptr)
+      return std::nullopt;
+    const std::uint32_t device = clients.get(member).memory->device->device_index;
+    if (std::find(devices.begin(), devices.end(), device) == devices.end()) devices.push_back(device);
+  }
+  if (devices.size() < 2) return std::nullopt;
+  return GroupLoad{lease.id().value, submission.first, client.tp_rank, group.tp_size,
+                   static_cast<std::uint32_t>(devices.size())};
+}
+
 void Coordinator::Impl::execute_load(Client& client, const Submission& submission, std::uint64_t sequence) {
   auto found = lease_for(client, LeaseId{submission.sequence_or_lease});
   if (!found) return answer(client, submission, sequence, found.status());
@@ -258,6 +276,7 @@ void Coordinator::Impl::execute_load(Client& client, const Submission& submissio
   transfer.fence = submission.fence;
   transfer.fence_value = submission.fence_value;
   transfer.deadline_ns = deadline_of(submission);
+  transfer.group = group_load(client, lease, submission);
 
   TransferOwner owner;
   owner.load =

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "daemon/coordinator/coordinator_impl.hpp"
+#include "daemon/transfer/page_spread.hpp"
 #include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
@@ -134,12 +135,13 @@ void Coordinator::Impl::start_rank_copy(Client& client, Lease& lease, GroupWrite
   const std::uint32_t tp_size = groups.get(lease.group).tp_size;
   // MLA: every rank holds the same bytes, so each page is written by one rank, spread over the group.
   const bool shared_shard = memory.spec.shards() == 1 && tp_size > 1;
+  const PageSpread spread(write.first, write.pages.size(), tp_size);
   WriteParticipant& rank = write.ranks[client.tp_rank];
   Transfer transfer;
   for (std::uint32_t i = 0; i < write.pages.size(); ++i) {
     const WritePage& slot = write.pages[i];
     if (slot.status != Status::again) continue;
-    if (shared_shard && (write.first + i) % tp_size != client.tp_rank) continue;
+    if (shared_shard && spread.way_of(i) != client.tp_rank) continue;
     rank.positions.push_back(i);
     transfer.pages.push_back(
         PagePair{device_pages[i],

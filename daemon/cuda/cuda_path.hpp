@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "daemon/config.hpp"
+#include "daemon/transfer/exchange.hpp"
 #include "daemon/transfer/rank_memory.hpp"
 #include "daemon/transfer/transfers.hpp"
 #include "shm/fd.hpp"
@@ -25,6 +26,7 @@ struct GpuStatus {
   std::uint64_t copies = 0;
   std::uint64_t bytes_written = 0;
   std::uint64_t bytes_loaded = 0;
+  std::uint64_t bytes_passed = 0;  // to other GPUs
 };
 
 struct CudaStatus {
@@ -33,6 +35,7 @@ struct CudaStatus {
   std::string pinning = "idle";  // idle, running, done, failed
   std::uint64_t pinned_bytes = 0;
   std::vector<GpuStatus> gpus;
+  ExchangeStatus exchange;
 };
 
 // Thread-safe.
@@ -56,6 +59,7 @@ struct CudaOptions {
   CudaMode mode = CudaMode::on_demand;
   TransferMethod method = TransferMethod::automatic;
   std::uint32_t streams = 1;  // of a rank in each direction
+  ExchangePolicy exchange;
   std::uint8_t* pool = nullptr;
   std::uint64_t pool_bytes = 0;
   TransferSink sink;

@@ -21,6 +21,7 @@ namespace hicache::daemon {
   X(cuDeviceGet)                            \
   X(cuDeviceGetName)                        \
   X(cuDeviceGetUuid)                        \
+  X(cuDeviceCanAccessPeer)                  \
   X(cuDevicePrimaryCtxRetain)               \
   X(cuDevicePrimaryCtxRelease)              \
   X(cuCtxSetCurrent)                        \
@@ -34,6 +35,7 @@ namespace hicache::daemon {
   X(cuEventQuery)                           \
   X(cuMemcpyHtoDAsync)                      \
   X(cuMemcpyDtoHAsync)                      \
+  X(cuMemcpyDtoDAsync)                      \
   X(cuMemcpy2DAsync)                        \
   X(cuMemHostRegister)                      \
   X(cuMemHostUnregister)                    \

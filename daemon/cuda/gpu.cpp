@@ -33,6 +33,7 @@ Result<std::vector<GpuDevice>> list_gpus(const CudaDriver& driver) {
     static_assert(sizeof uuid.bytes == sizeof(GpuUuid));
     std::memcpy(gpu.uuid.data(), uuid.bytes, sizeof uuid.bytes);
     gpu.name = name;
+    gpu.index = static_cast<std::uint32_t>(i);
   }
   return gpus;
 }
@@ -47,6 +48,12 @@ Result<std::shared_ptr<Gpu>> Gpu::open(const CudaDriver& driver, const GpuDevice
 
 Gpu::~Gpu() {
   driver_.cuDevicePrimaryCtxRelease(device_.device);
+}
+
+bool Gpu::can_reach(const Gpu& other) const {
+  int can = 0;
+  return driver_.cuDeviceCanAccessPeer(&can, device_.device, other.device_.device) == CUDA_SUCCESS &&
+         can != 0;
 }
 
 Outcome Gpu::use() const {

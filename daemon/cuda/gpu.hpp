@@ -18,6 +18,7 @@ std::string uuid_text(const GpuUuid& uuid);
 
 struct GpuDevice {
   CUdevice device = 0;
+  std::uint32_t index = 0;  // in list_gpus
   GpuUuid uuid{};
   std::string name;
 };
@@ -33,6 +34,8 @@ class Gpu {
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
 
+  // Whether this GPU's copy engines can write into the other's memory.
+  [[nodiscard]] bool can_reach(const Gpu& other) const;
   // Makes the context the calling thread's current one.
   [[nodiscard]] Outcome use() const;
   [[nodiscard]] const CudaDriver& driver() const { return driver_; }

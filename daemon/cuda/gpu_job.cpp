@@ -30,8 +30,33 @@ bool fits(std::uint64_t offset, std::uint64_t width, std::uint64_t rows, std::ui
 GpuJob::GpuJob(TransferJobPtr job) : job_(std::move(job)) {
   if (job_->transfer.memory == nullptr) return;
   layers_ = job_->transfer.memory->spec.layers;
+  find_pool_end();
+}
+
+void GpuJob::find_pool_end() {
+  pool_end_ = 0;
   const std::uint64_t shard = job_->transfer.memory->spec.shard_bytes();
   for (const PagePair& page : job_->transfer.pages) pool_end_ = std::max(pool_end_, page.host.value + shard);
+}
+
+void GpuJob::take_part() {
+  is_part_ = true;
+  const std::uint32_t rank = job_->transfer.group->rank;
+  ExchangePart part = exchange_->take_part(rank);
+  job_->transfer.pages = std::move(part.pages);
+  find_pool_end();
+  if (!part.targets.empty()) {
+    pass_on_.emplace(*exchange_, *job_->transfer.memory, job_->transfer.pages, std::move(part.passed),
+                     std::move(part.targets));
+  }
+}
+
+// What is passed on follows part by part, so parts are small: the last ones end soon after their arrival.
+std::size_t GpuJob::pages_per_part() const {
+  if (!pass_on_) return kPagesPerPart;
+  const NamespaceSpec& spec = job_->transfer.memory->spec;
+  const std::uint64_t page = (group_end_ - group_first_) * spec.kinds() * spec.piece_bytes();
+  return std::clamp<std::uint64_t>(kChunkBytes / page, 1, kPagesPerPart);
 }
 
 const GpuMemory& GpuJob::memory() const {
@@ -55,7 +80,8 @@ void GpuJob::begin(const GpuPool& pool) {
   options.pool_bytes = pool.bytes;
   job_->start(options);
   const auto& pages = job_->transfer.pages;
-  schedule_ = memory().schedules().choose(pages.size(), count_page_runs(pages), job_->announces_layers());
+  const bool announces = is_part_ ? exchange_->announces_layers() : job_->announces_layers();
+  schedule_ = memory().schedules().choose(pages.size(), count_page_runs(pages), announces);
   group_end_ = std::min(schedule_.first_group, layers_);
 }
 
@@ -69,17 +95,18 @@ void GpuJob::plan_part(const GpuPool& pool) {
     plan_layer(rank.spec, rank.geometry, pages, group_first_, pool.border_bytes, job_->plan);
     return;
   }
-  part_end_ = std::min(part_first_ + kPagesPerPart, pages.size());
+  part_end_ = std::min(part_first_ + pages_per_part(), pages.size());
   plan_group(rank.spec, rank.geometry, pages.subspan(part_first_, part_end_ - part_first_), group_first_,
              group_end_, pool.border_bytes, job_->plan);
 }
 
 void GpuJob::end_part(ChunkWork& chunk) {
   planned_ = false;
+  if (pass_on_) pass_on_->note({group_first_, group_end_, part_first_, part_end_});
   part_first_ = part_end_;
   if (part_end_ < job_->transfer.pages.size()) return;
   part_first_ = 0;
-  if (job_->announces_layers()) {
+  if (ends_layers()) {
     if (chunk.end_layer == 0) chunk.first_layer = group_first_;
     chunk.end_layer = group_end_;
   }

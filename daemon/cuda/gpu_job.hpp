@@ -4,8 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "daemon/cuda/driver.hpp"
+#include "daemon/cuda/pass_on.hpp"
+#include "daemon/transfer/exchange.hpp"
 #include "daemon/transfer/schedule.hpp"
 #include "daemon/transfer/transfer_job.hpp"
 
@@ -36,6 +40,8 @@ class GpuJob {
   // Puts about one chunk more on the stream; sets the job's verdict when that fails. Precondition: the
   // verdict is ok and not everything has been put.
   ChunkWork enqueue(const GpuPool& pool, CUstream stream);
+  // Ends the job after a call of the driver that failed.
+  void fail(CUresult result, const char* what);
   // Has the stream announce layers [first_layer, end_layer) when it gets there.
   void announce(const ChunkWork& chunk, CUstream stream);
   // Whether everything is on the stream.
@@ -43,6 +49,29 @@ class GpuJob {
   // The first byte of the pool behind the pages.
   [[nodiscard]] std::uint64_t pool_end() const { return pool_end_; }
   [[nodiscard]] TransferJob& base() { return *job_; }
+  [[nodiscard]] const TransferJob& base() const { return *job_; }
+  [[nodiscard]] TransferJobPtr release_base() { return std::move(job_); }
+
+  // A load that should be done together with its group's.
+  void want_group() { wants_group_ = true; }
+  [[nodiscard]] bool wants_group() const { return wants_group_; }
+  // It waits for its group until `until_ns`, then is a part of an exchange or direct.
+  void gather(std::shared_ptr<Exchange> exchange, std::uint64_t until_ns) {
+    exchange_ = std::move(exchange);
+    gather_until_ns_ = until_ns;
+  }
+  [[nodiscard]] std::uint64_t gather_until_ns() const { return gather_until_ns_; }
+  // Null for a direct transfer.
+  [[nodiscard]] Exchange* exchange() const { return exchange_.get(); }
+  void go_direct() {
+    exchange_.reset();
+    wants_group_ = false;
+  }
+  // Becomes the rank's part of the exchange that was agreed.
+  void take_part();
+  [[nodiscard]] bool is_part() const { return is_part_; }
+  // What has to go to other GPUs; null when nothing has.
+  [[nodiscard]] PassOn* pass_on() { return pass_on_ ? &*pass_on_ : nullptr; }
   [[nodiscard]] const GpuMemory& memory() const;
   // The layers' words when they are announced, or null.
   [[nodiscard]] LayerFences* layer_fences() const;
@@ -52,9 +81,16 @@ class GpuJob {
   void plan_part(const GpuPool& pool);
   void end_part(ChunkWork& chunk);
   void put_copy(const GpuPool& pool, const CopyRun& run, CUstream stream);
-  void fail(CUresult result, const char* what);
+  [[nodiscard]] bool ends_layers() const { return is_part_ || job_->announces_layers(); }
+  [[nodiscard]] std::size_t pages_per_part() const;
+  void find_pool_end();
 
   TransferJobPtr job_;
+  std::shared_ptr<Exchange> exchange_;
+  std::uint64_t gather_until_ns_ = 0;
+  bool wants_group_ = false;
+  bool is_part_ = false;
+  std::optional<PassOn> pass_on_;
   std::uint64_t pool_end_ = 0;
   std::uint32_t layers_ = 0;
   bool begun_ = false;

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "daemon/cuda/peer_access.hpp"
+
 namespace hicache::daemon {
 namespace {
 
@@ -25,26 +27,37 @@ Result<std::unique_ptr<GpuMemory>> GpuMemory::import(std::shared_ptr<Gpu> gpu, T
                                                      const NamespaceSpec& spec,
                                                      const DeviceGeometry& geometry,
                                                      std::span<const UniqueFd> fds, FenceBlock* fences,
-                                                     TransferMethod method, std::uint32_t streams) {
+                                                     const ImportOptions& options) {
   if (auto used = gpu->use(); !used) return used.error();
-  std::unique_ptr<GpuMemory> memory(new GpuMemory(std::move(gpu), copier, Schedules(spec, geometry, method)));
+  std::unique_ptr<GpuMemory> memory(new GpuMemory(
+      std::move(gpu), copier, Schedules(spec, geometry, options.method), options.exchanging_gpus));
   std::size_t next_fd = 0;
   for (std::size_t i = 0; i < geometry.allocations.size(); ++i) {
     const DeviceAllocation& allocation = geometry.allocations[i];
     const UniqueFd* fd = allocation.has_descriptor() ? &fds[next_fd++] : nullptr;
     if (auto opened = memory->open_allocation(allocation, fd); !opened) return refused(i, opened.error());
   }
-  if (auto opened = memory->open_streams(streams); !opened) return opened.error();
-  memory->register_fences(fences);
+  if (auto opened = memory->open_streams(options.streams); !opened) return opened.error();
+  if (options.exchanging_gpus == 0) memory->register_fences(fences);
   return memory;
 }
 
+void GpuMemory::introduce_to(const std::shared_ptr<PeerAccess>& peers, const PrefixHash& namespace_digest) {
+  peers_ = peers;
+  peers_->introduce(*this, gpu_, namespace_digest);
+}
+
 GpuMemory::~GpuMemory() {
+  if (peers_ != nullptr) peers_->forget(*this);
+  for (const auto& view : owned_views_) close(*view);
   if (auto used = gpu_->use(); !used) return;
   const CudaDriver& driver = gpu_->driver();
   for (const auto& lane : lanes_) {
     if (lane == nullptr) continue;
     for (const CUstream stream : lane->streams) driver.cuStreamDestroy(stream);
+  }
+  for (const CUstream stream : pass_streams_) {
+    if (stream != nullptr) driver.cuStreamDestroy(stream);
   }
   if (fence_base_ != 0) driver.cuMemHostUnregister(fences_);
   for (const Base& base : bases_) {
@@ -83,7 +96,8 @@ Outcome GpuMemory::open_allocation(const DeviceAllocation& allocation, const Uni
                      std::to_string(base->bytes),
                  0};
   }
-  ranges_.push_back(base->address + allocation.base_offset);
+  ranges_.push_back({static_cast<std::size_t>(base - bases_.begin()), allocation.base_offset,
+                     base->address + allocation.base_offset});
   return success();
 }
 
@@ -165,7 +179,61 @@ Outcome GpuMemory::open_streams(std::uint32_t streams) {
       lane->streams.push_back(stream);
     }
   }
+  for (CUstream& stream : pass_streams_) {
+    if (const CUresult r = driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING); r != CUDA_SUCCESS) {
+      return cuda_error(driver, r, "no stream from GPU to GPU for the rank");
+    }
+  }
   return success();
+}
+
+Result<CUdeviceptr> GpuMemory::open_base_in(const Base& base, View& view) const {
+  const CudaDriver& driver = gpu_->driver();
+  if (!base.ipc) {
+    // A mapping belongs to the process: the other GPU only needs access to it.
+    CUmemAccessDesc access{};
+    access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = view.gpu->device().device;
+    access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (const CUresult r = driver.cuMemSetAccess(base.address, base.bytes, &access, 1); r != CUDA_SUCCESS)
+      return cuda_error(driver, r, "no access for the other GPU");
+    return base.address;
+  }
+  CUipcMemHandle handle;
+  std::memcpy(&handle, base.handle.data(), sizeof handle);
+  CUdeviceptr address = 0;
+  if (const CUresult r = driver.cuIpcOpenMemHandle(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+      r != CUDA_SUCCESS)
+    return cuda_error(driver, r, "the ipc handle cannot be opened");
+  view.opened.push_back(address);
+  return address;
+}
+
+Outcome GpuMemory::open_in(const std::shared_ptr<Gpu>& other) {
+  const std::uint32_t index = other->device().index;
+  if (index >= views_.size() || reachable_from(index)) return success();
+  if (!other->can_reach(*gpu_)) return Error{Status::not_permitted, "no peer access", 0};
+  if (auto used = other->use(); !used) return used.error();
+  auto view = std::make_unique<View>();
+  view->gpu = other;
+  std::vector<CUdeviceptr> bases;
+  for (const Base& base : bases_) {
+    const auto address = open_base_in(base, *view);
+    if (!address) {
+      close(*view);
+      return address.error();
+    }
+    bases.push_back(*address);
+  }
+  for (const Range& range : ranges_) view->ranges.push_back(bases[range.base] + range.offset);
+  views_[index].store(view.get(), std::memory_order_release);  // SYNC view
+  owned_views_.push_back(std::move(view));
+  return success();
+}
+
+void GpuMemory::close(View& view) {
+  if (view.opened.empty() || !view.gpu->use()) return;
+  for (const CUdeviceptr address : view.opened) view.gpu->driver().cuIpcCloseMemHandle(address);
 }
 
 void GpuMemory::register_fences(FenceBlock* fences) {

@@ -1,8 +1,10 @@
 // A rank's memory as one GPU's context of the daemon sees it: opened allocations, the rank's fence words, and
-// a stream for each direction.
+// streams for each direction. Memory that other GPUs may write into is opened in their contexts too: a copy
+// between pointers that were each opened in their own context would go through the host.
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -17,7 +19,19 @@
 
 namespace hicache::daemon {
 
-// Immutable after import, except for the lanes, which belong to the GPU's transfer thread.
+class PeerAccess;
+
+// How a rank's memory is imported.
+struct ImportOptions {
+  TransferMethod method = TransferMethod::automatic;
+  std::uint32_t streams = 1;  // in each direction
+  // How many GPUs there are when ranks of the namespace load together, else 0. Their layers are announced by
+  // the CPU: no stream sees what other GPUs bring.
+  std::uint32_t exchanging_gpus = 0;
+};
+
+// Immutable after import, except for the lanes, which belong to the GPU's transfer thread, and the views,
+// which are added by the one thread that imports.
 class GpuMemory final : public DeviceImport {
  public:
   // Opens what the rank exported, and checks it against what the driver says. Precondition: the geometry has
@@ -26,11 +40,24 @@ class GpuMemory final : public DeviceImport {
   static Result<std::unique_ptr<GpuMemory>> import(std::shared_ptr<Gpu> gpu, Transfers& copier,
                                                    const NamespaceSpec& spec, const DeviceGeometry& geometry,
                                                    std::span<const UniqueFd> fds, FenceBlock* fences,
-                                                   TransferMethod method, std::uint32_t streams);
+                                                   const ImportOptions& options);
   // Closes everything. Precondition: no copy is in flight.
   ~GpuMemory() override;
 
-  [[nodiscard]] CUdeviceptr range(std::size_t allocation) const { return ranges_[allocation]; }
+  [[nodiscard]] CUdeviceptr range(std::size_t allocation) const { return ranges_[allocation].address; }
+  // Takes part in the exchange between GPUs until it is destroyed. Called by the thread that imports.
+  void introduce_to(const std::shared_ptr<PeerAccess>& peers, const PrefixHash& namespace_digest);
+  // Opens the memory in another GPU's context, once. Called by the thread that imports.
+  Outcome open_in(const std::shared_ptr<Gpu>& other);
+  [[nodiscard]] bool reachable_from(std::uint32_t other) const override {
+    return other < views_.size() && views_[other].load(std::memory_order_acquire) != nullptr;
+  }
+  // Where the range lies in another GPU's context. Precondition: reachable_from(other).
+  [[nodiscard]] CUdeviceptr range_in(std::uint32_t other, std::size_t allocation) const {
+    return views_[other].load(std::memory_order_acquire)->ranges[allocation];
+  }
+  // The stream for copies from this memory to another GPU's. Null when there is no exchange.
+  [[nodiscard]] CUstream pass_stream(std::uint32_t other) const { return pass_streams_[other]; }
   // Device address of a word of the rank's fences; 0 when the GPU cannot write it.
   [[nodiscard]] CUdeviceptr fence_address(const A32& word) const;
   [[nodiscard]] GpuLane& lane(Direction direction) const {
@@ -47,21 +74,44 @@ class GpuMemory final : public DeviceImport {
     bool ipc = false;
     std::array<std::uint8_t, 64> handle{};
   };
-  GpuMemory(std::shared_ptr<Gpu> gpu, Transfers& copier, Schedules schedules)
-      : DeviceImport(copier), gpu_(std::move(gpu)), schedules_(std::move(schedules)) {}
+  struct Range {
+    std::size_t base = 0;
+    std::uint64_t offset = 0;
+    CUdeviceptr address = 0;
+  };
+  // The memory in another GPU's context.
+  struct View {
+    std::shared_ptr<Gpu> gpu;
+    std::vector<CUdeviceptr> opened;  // IPC handles, to be closed
+    std::vector<CUdeviceptr> ranges;
+  };
+  GpuMemory(std::shared_ptr<Gpu> gpu, Transfers& copier, Schedules schedules, std::uint32_t exchanging_gpus)
+      : DeviceImport(copier, gpu->device().index),
+        gpu_(std::move(gpu)),
+        schedules_(std::move(schedules)),
+        pass_streams_(exchanging_gpus),
+        views_(exchanging_gpus) {}
   Outcome open_allocation(const DeviceAllocation& allocation, const UniqueFd* fd);
   Result<Base> open_ipc(const DeviceAllocation& allocation);
   Result<Base> open_descriptor(const DeviceAllocation& allocation, const UniqueFd& fd);
   Outcome open_streams(std::uint32_t streams);
   void register_fences(FenceBlock* fences);
+  Result<CUdeviceptr> open_base_in(const Base& base, View& view) const;
+  static void close(View& view);
 
   const std::shared_ptr<Gpu> gpu_;
   const Schedules schedules_;
   std::vector<Base> bases_;
-  std::vector<CUdeviceptr> ranges_;  // in the geometry's order
-  FenceBlock* fences_ = nullptr;     // while registered
+  std::vector<Range> ranges_;     // in the geometry's order
+  FenceBlock* fences_ = nullptr;  // while registered
   CUdeviceptr fence_base_ = 0;
   std::array<std::unique_ptr<GpuLane>, 2> lanes_;  // by direction
+  std::vector<CUstream> pass_streams_;             // by GPU
+  // By GPU, null while not opened there. SYNC view: stored with release once it is complete, read with
+  // acquire.
+  std::vector<std::atomic<const View*>> views_;
+  std::vector<std::unique_ptr<View>> owned_views_;
+  std::shared_ptr<PeerAccess> peers_;  // knows this memory
 };
 
 }  // namespace hicache::daemon

@@ -48,20 +48,24 @@ struct Cancellation {
 }  // namespace
 
 struct GpuTransfers::Impl {
-  Impl(std::shared_ptr<Gpu> g, const GpuPool& p, const PoolPinner& pin, TransferSink s)
-      : gpu(std::move(g)), pool(p), pinner(pin), sink(std::move(s)) {}
+  Impl(std::shared_ptr<Gpu> g, const GpuPool& p, const PoolPinner& pin, ExchangeTable& e, TransferSink s)
+      : gpu(std::move(g)), pool(p), pinner(pin), exchanges(e), sink(std::move(s)) {}
 
   void thread_body();
   bool take_in();
   bool take_cancellations();
   bool poll_parked(std::uint64_t now);
+  [[nodiscard]] bool slot_in_use(const GpuJob& job, std::size_t parked_before) const;
+  bool gathered(GpuJob& job, std::size_t parked_before, std::uint64_t now);
   [[nodiscard]] std::optional<Status> ready_to_run(GpuJob& job, std::uint64_t now) const;
   void into_lane(GpuJobPtr job);
   bool reap(GpuLane& lane);
   bool feed(GpuLane& lane, std::uint64_t now);
+  CUstream pass_on(GpuJob& job, GpuChunk& chunk);
   void announce(const GpuLane& lane, const GpuChunk& chunk);
   bool turn(std::uint64_t now);
   void finish(GpuJobPtr job);
+  void finish_part(GpuJobPtr job);
   void end_all(const Cancellation* only, Status status);
   void break_down(CUresult result, const char* what);
   void rest(std::uint64_t now);
@@ -70,11 +74,13 @@ struct GpuTransfers::Impl {
   const std::shared_ptr<Gpu> gpu;
   const GpuPool pool;
   const PoolPinner& pinner;
+  ExchangeTable& exchanges;
   const TransferSink sink;
   GpuCounters counters;
 
   JobInbox inbox;
-  Doorbell bell;
+  // Shared with exchanges, which outlive the GPU that leaves first.
+  const std::shared_ptr<Doorbell> bell = std::make_shared<Doorbell>();
   std::atomic<bool> stopping{false};  // release in the destructor, acquire in the thread
   std::mutex mutex;
   std::vector<Cancellation> cancellations;     // guarded by mutex
@@ -88,6 +94,7 @@ struct GpuTransfers::Impl {
   std::vector<GpuJobPtr> parked;  // wait for their fence or for pinning
   std::vector<ActiveLane> active;
   std::vector<CUevent> spare_events;
+  CUevent handover = nullptr;  // between this GPU's streams
   std::uint64_t last_work_ns = 0;
 
   std::thread thread;
@@ -97,6 +104,7 @@ struct GpuTransfers::Impl {
 std::optional<Status> GpuTransfers::Impl::ready_to_run(GpuJob& job, std::uint64_t now) const {
   TransferJob& base = job.base();
   if (base.verdict != Status::ok) return base.verdict;
+  if (job.is_part() && job.exchange()->verdict() != Status::ok) return job.exchange()->verdict();
   const bool pinned = job.pool_end() <= pinner.pinned_bytes();  // SYNC pinned
   if (pinned && base.may_start()) return Status::ok;
   if (base.expired(now)) return Status::timed_out;
@@ -110,15 +118,60 @@ bool GpuTransfers::Impl::take_in() {
   while (TransferJobPtr job = jobs.pop_front()) {
     any = true;
     parked.push_back(std::make_unique<GpuJob>(std::move(job)));
+    GpuJob& added = *parked.back();
+    if (added.base().verdict == Status::ok && exchanges.wants(added.base().transfer)) added.want_group();
   }
   return any;
+}
+
+// Whether an earlier load that announces its layers at the same producer slot has not got so far that this
+// one may follow: a word that this one raises would release who waits for the earlier one.
+bool GpuTransfers::Impl::slot_in_use(const GpuJob& job, std::size_t parked_before) const {
+  const TransferJob& base = job.base();
+  if (!base.announces_layers()) return false;
+  if (base.transfer.memory->device->exchanging[base.transfer.fence].load(std::memory_order_acquire))
+    return true;
+  for (std::size_t i = 0; i < parked_before; ++i) {
+    const TransferJob& earlier = parked[i]->base();
+    if (earlier.announces_layers() && earlier.transfer.memory == base.transfer.memory &&
+        earlier.transfer.fence == base.transfer.fence)
+      return true;
+  }
+  return false;
+}
+
+// Whether the job may leave the parked ones as far as its producer slot and its group are concerned.
+bool GpuTransfers::Impl::gathered(GpuJob& job, std::size_t parked_before, std::uint64_t now) {
+  if (job.is_part()) return true;
+  const Transfer& transfer = job.base().transfer;
+  const bool over = job.base().verdict != Status::ok || job.base().expired(now);
+  if (job.exchange() == nullptr) {
+    if (slot_in_use(job, parked_before)) return false;
+    if (over || !job.wants_group()) return true;
+    auto exchange = exchanges.join(transfer, bell);
+    if (exchange == nullptr) return job.go_direct(), true;
+    job.gather(std::move(exchange), now + exchanges.patience_ns(transfer));
+  }
+  Exchange& exchange = *job.exchange();
+  if (exchange.state() == Exchange::State::gathering) {
+    if (!over && now < job.gather_until_ns()) return false;
+    exchanges.give_up(exchange, over ? GoDirect::ended : GoDirect::late);
+  }
+  if (exchange.state() == Exchange::State::agreed) {
+    job.take_part();
+  } else {
+    ExchangeTable::leave(transfer);
+    job.go_direct();
+  }
+  return true;
 }
 
 bool GpuTransfers::Impl::poll_parked(std::uint64_t now) {
   bool any = false;
   std::size_t kept = 0;
   for (GpuJobPtr& job : parked) {
-    if (const auto status = ready_to_run(*job, now)) {
+    const auto status = gathered(*job, kept, now) ? ready_to_run(*job, now) : std::nullopt;
+    if (status) {
       job->base().verdict = *status;
       into_lane(std::move(job));
       any = true;
@@ -142,6 +195,7 @@ void GpuTransfers::Impl::into_lane(GpuJobPtr job) {
 }
 
 void GpuTransfers::Impl::finish(GpuJobPtr job) {
+  if (job->is_part()) return finish_part(std::move(job));
   const Direction direction = job->base().transfer.direction;
   const TransferDone done = job->base().finish(TransferOptions{});
   counters.transfers.fetch_add(1, kRelaxed);
@@ -149,6 +203,18 @@ void GpuTransfers::Impl::finish(GpuJobPtr job) {
   (direction == Direction::load ? counters.bytes_loaded : counters.bytes_written)
       .fetch_add(done.bytes, kRelaxed);
   sink(done);
+}
+
+// The load has ended when all ranks' parts have: the last one reports it for all.
+void GpuTransfers::Impl::finish_part(GpuJobPtr job) {
+  counters.transfers.fetch_add(1, kRelaxed);
+  if (job->base().verdict != Status::ok) counters.failed.fetch_add(1, kRelaxed);
+  counters.bytes_loaded.fetch_add(job->base().bytes, kRelaxed);
+  const std::uint32_t rank = job->base().transfer.group->rank;
+  const auto ended = job->exchange()->part_ended(rank, job->release_base());
+  if (!ended.empty()) exchanges.count_end(ended.front().status);
+  job.reset();
+  for (const TransferDone& done : ended) sink(done);
 }
 
 CUevent GpuTransfers::Impl::take_event() {
@@ -188,7 +254,11 @@ bool GpuTransfers::Impl::reap(GpuLane& lane) {
       base.bytes += chunk.work.bytes;
     }
     if (chunk.event != nullptr) spare_events.push_back(chunk.event);
-    if (LayerFences* fences = chunk.job->layer_fences(); fences != nullptr && base.verdict == Status::ok) {
+    if (chunk.job->is_part()) {
+      if (chunk.work.end_layer > 0 && base.verdict == Status::ok)
+        chunk.job->exchange()->landed(base.transfer.group->rank, chunk.work.end_layer);
+    } else if (LayerFences* fences = chunk.job->layer_fences();
+               fences != nullptr && base.verdict == Status::ok) {
       // The stream has raised the words already, unless it cannot.
       const bool by_cpu = chunk.job->memory().fence_address(fences->layer[0]) == 0;
       for (std::uint32_t l = chunk.work.first_layer; by_cpu && l < chunk.work.end_layer; ++l) {
@@ -217,6 +287,22 @@ void GpuTransfers::Impl::announce(const GpuLane& lane, const GpuChunk& chunk) {
   chunk.job->announce(chunk.work, chunk.stream);
 }
 
+// Puts what the chunk has brought for other GPUs on their streams. Returns the stream behind whose work the
+// chunk has ended.
+CUstream GpuTransfers::Impl::pass_on(GpuJob& job, GpuChunk& chunk) {
+  PassOn* passing = job.pass_on();
+  if (passing == nullptr || !passing->pending() || job.base().verdict != Status::ok) return chunk.stream;
+  const PassOn::Put put = passing->put(chunk.stream, handover);
+  chunk.work.copies += put.copies;
+  counters.bytes_passed.fetch_add(put.bytes, kRelaxed);
+  if (put.last == nullptr) {
+    break_down(put.result, put.what);
+    return chunk.stream;
+  }
+  if (put.result != CUDA_SUCCESS) job.fail(put.result, put.what);
+  return put.last;
+}
+
 // Puts one chunk more on one of the lane's streams, or ends jobs at its head that have a verdict.
 bool GpuTransfers::Impl::feed(GpuLane& lane, std::uint64_t now) {
   bool any = false;
@@ -225,6 +311,10 @@ bool GpuTransfers::Impl::feed(GpuLane& lane, std::uint64_t now) {
     TransferJob& base = job.base();
     if (base.verdict == Status::ok && counters.broken.load(kRelaxed)) base.verdict = Status::system_error;
     if (base.verdict == Status::ok && base.expired(now)) base.verdict = Status::timed_out;
+    if (job.is_part()) {
+      if (base.verdict == Status::ok) base.verdict = job.exchange()->verdict();
+      if (base.verdict != Status::ok) job.exchange()->fail(base.verdict);
+    }
     if (base.verdict != Status::ok) {
       // Its own chunks must have ended, and a stream's late word must not move back what the CPU raises.
       if (!lane.in_flight.empty()) return any;
@@ -242,9 +332,10 @@ bool GpuTransfers::Impl::feed(GpuLane& lane, std::uint64_t now) {
     chunk.stream = lane.streams[lane.next_stream];
     lane.next_stream = (lane.next_stream + 1) % lane.streams.size();
     chunk.work = job.enqueue(pool, chunk.stream);
+    const CUstream last = pass_on(job, chunk);
     counters.copies.fetch_add(chunk.work.copies, kRelaxed);
-    if (chunk.work.end_layer > 0 && base.verdict == Status::ok) announce(lane, chunk);
-    if (const CUresult r = gpu->driver().cuEventRecord(chunk.event, chunk.stream); r != CUDA_SUCCESS) {
+    if (chunk.work.end_layer > 0 && base.verdict == Status::ok && !job.is_part()) announce(lane, chunk);
+    if (const CUresult r = gpu->driver().cuEventRecord(chunk.event, last); r != CUDA_SUCCESS) {
       break_down(r, "cuEventRecord");
     }
     if (base.verdict == Status::ok && job.all_enqueued()) {
@@ -277,6 +368,8 @@ bool GpuTransfers::Impl::turn(std::uint64_t now) {
 void GpuTransfers::Impl::end_all(const Cancellation* only, Status status) {
   const auto end = [&](GpuJob& job) {
     TransferJob& base = job.base();
+    // The others of the group need what a dead rank's part brings, and its memory stays until it has ended.
+    if (only != nullptr && only->id.value == 0 && job.is_part()) return;
     if (base.verdict == Status::ok && (only == nullptr || only->fits(base))) base.verdict = status;
   };
   for (const GpuJobPtr& job : parked) end(*job);
@@ -310,12 +403,12 @@ void GpuTransfers::Impl::rest(std::uint64_t now) {
   } else if (!parked.empty()) {
     pause = std::clamp(quiet / 8, kMinPauseNs, kMaxPauseWaitingNs);
   }
-  const std::uint32_t key = bell.lie_down();
+  const std::uint32_t key = bell->lie_down();
   if (inbox.empty() && !has_cancellations.load(std::memory_order_acquire) &&
       !stopping.load(std::memory_order_acquire)) {
-    bell.sleep(key, pause);
+    bell->sleep(key, pause);
   }
-  bell.get_up();
+  bell->get_up();
 }
 
 void GpuTransfers::Impl::thread_body() {
@@ -324,6 +417,7 @@ void GpuTransfers::Impl::thread_body() {
     spdlog::error("{}: every transfer of this GPU fails", used.error().message);
     counters.broken.store(true, kRelaxed);
   }
+  handover = take_event();
   for (;;) {
     bool worked = take_in();
     worked |= take_cancellations();
@@ -339,18 +433,19 @@ void GpuTransfers::Impl::thread_body() {
       rest(now);
     }
   }
+  if (handover != nullptr) spare_events.push_back(handover);
   for (const CUevent event : spare_events) gpu->driver().cuEventDestroy(event);
 }
 
 GpuTransfers::GpuTransfers(std::shared_ptr<Gpu> gpu, const GpuPool& pool, const PoolPinner& pinner,
-                           TransferSink sink)
-    : impl_(std::make_unique<Impl>(std::move(gpu), pool, pinner, std::move(sink))) {
+                           ExchangeTable& exchanges, TransferSink sink)
+    : impl_(std::make_unique<Impl>(std::move(gpu), pool, pinner, exchanges, std::move(sink))) {
   impl_->thread = std::thread([impl = impl_.get()] { impl->thread_body(); });
 }
 
 GpuTransfers::~GpuTransfers() {
   impl_->stopping.store(true, std::memory_order_release);
-  impl_->bell.ring_all();
+  impl_->bell->ring_all();
   impl_->thread.join();
 }
 
@@ -358,7 +453,7 @@ void GpuTransfers::submit(Transfer transfer) {
   auto job = std::make_unique<TransferJob>(std::move(transfer));
   job->admit();
   impl_->inbox.push(std::move(job));
-  impl_->bell.ring();
+  impl_->bell->ring();
 }
 
 void GpuTransfers::cancel(TransferId id) {
@@ -367,7 +462,7 @@ void GpuTransfers::cancel(TransferId id) {
     impl_->cancellations.push_back(Cancellation{Status::timed_out, id, {}, {}});
     impl_->has_cancellations.store(true, std::memory_order_release);  // pairs with the thread's acquire
   }
-  impl_->bell.ring();
+  impl_->bell->ring();
 }
 
 void GpuTransfers::cancel_client(ClientSlot client, Generation generation) {
@@ -376,7 +471,7 @@ void GpuTransfers::cancel_client(ClientSlot client, Generation generation) {
     impl_->cancellations.push_back(Cancellation{Status::peer_lost, TransferId{}, client, generation});
     impl_->has_cancellations.store(true, std::memory_order_release);  // pairs with the thread's acquire
   }
-  impl_->bell.ring();
+  impl_->bell->ring();
 }
 
 const std::shared_ptr<Gpu>& GpuTransfers::gpu() const {

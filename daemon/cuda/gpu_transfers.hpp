@@ -1,6 +1,6 @@
 // Moves pages between ranks' GPU memory and the pool with one GPU's copy engines. One thread: it sees write
 // fences reached before it puts their copies on a stream, has the streams announce layers, and sees copies
-// end by events.
+// end by events. Loads that a group does together are gathered here, each rank's by the thread of its GPU.
 #pragma once
 
 #include <atomic>
@@ -22,13 +22,15 @@ struct GpuCounters {
   std::atomic<std::uint64_t> copies{0};
   std::atomic<std::uint64_t> bytes_written{0};
   std::atomic<std::uint64_t> bytes_loaded{0};
-  std::atomic<bool> broken{false};  // the context is unusable: every transfer fails
+  std::atomic<std::uint64_t> bytes_passed{0};  // to other GPUs
+  std::atomic<bool> broken{false};             // the context is unusable: every transfer fails
 };
 
 class GpuTransfers final : public Transfers {
  public:
-  // `pinner` outlives this.
-  GpuTransfers(std::shared_ptr<Gpu> gpu, const GpuPool& pool, const PoolPinner& pinner, TransferSink sink);
+  // `pinner` and `exchanges` outlive this.
+  GpuTransfers(std::shared_ptr<Gpu> gpu, const GpuPool& pool, const PoolPinner& pinner,
+               ExchangeTable& exchanges, TransferSink sink);
   // Ends waiting transfers with shutting_down, waits for copies in flight, joins the thread.
   ~GpuTransfers() override;
 

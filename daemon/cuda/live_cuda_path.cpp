@@ -8,6 +8,7 @@
 
 #include "daemon/cuda/gpu_memory.hpp"
 #include "daemon/cuda/gpu_transfers.hpp"
+#include "daemon/cuda/peer_access.hpp"
 #include "daemon/cuda/pool_pinner.hpp"
 
 namespace hicache::daemon {
@@ -27,10 +28,18 @@ const char* name_of(PoolPinner::State state) {
   return "unknown";
 }
 
+std::string why_no_exchange(const ExchangePolicy& policy, std::size_t gpus) {
+  if (policy.mode == MlaLoad::direct) return "mla.load is \"direct\"";
+  return gpus < 2 ? "the daemon sees one GPU" : "";
+}
+
 class LiveCudaPath final : public CudaPath {
  public:
   LiveCudaPath(const CudaOptions& options, const CudaDriver& driver, const std::vector<GpuDevice>& devices)
-      : options_(options), driver_(driver), pinner_(options.pool, options.pool_bytes, options.usable) {
+      : options_(options),
+        driver_(driver),
+        pinner_(options.pool, options.pool_bytes, options.usable),
+        exchanges_(options.exchange, why_no_exchange(options.exchange, devices.size())) {
     for (const GpuDevice& device : devices) gpus_.push_back(Served{device, nullptr});
   }
 
@@ -52,9 +61,15 @@ class LiveCudaPath final : public CudaPath {
     auto transfers = serve(*gpu);
     if (!transfers) return transfers.error();
     if (auto pinned = pinner_.wait_for_first_piece(); !pinned) return pinned.error();
-    auto memory = GpuMemory::import((*transfers)->gpu(), **transfers, spec, geometry, fds, fences,
-                                    options_.method, options_.streams);
+    ImportOptions import_options;
+    import_options.method = options_.method;
+    import_options.streams = options_.streams;
+    const bool exchanges = spec.shards() == 1 && spec.tp_size > 1 && exchanges_.status().off_because.empty();
+    if (exchanges) import_options.exchanging_gpus = static_cast<std::uint32_t>(gpus_.size());
+    auto memory =
+        GpuMemory::import((*transfers)->gpu(), **transfers, spec, geometry, fds, fences, import_options);
     if (!memory) return memory.error();
+    if (exchanges) (*memory)->introduce_to(peers_, spec.digest());
     return std::unique_ptr<DeviceImport>(std::move(*memory));
   }
 
@@ -70,6 +85,7 @@ class LiveCudaPath final : public CudaPath {
     status.on = true;
     status.pinning = name_of(pinner_.state());
     status.pinned_bytes = pinner_.pinned_bytes();
+    status.exchange = exchanges_.status();
     const std::lock_guard lock(mutex_);
     for (const Served& gpu : gpus_) {
       GpuStatus& s = status.gpus.emplace_back();
@@ -85,6 +101,7 @@ class LiveCudaPath final : public CudaPath {
       s.copies = counters.copies.load(relaxed);
       s.bytes_written = counters.bytes_written.load(relaxed);
       s.bytes_loaded = counters.bytes_loaded.load(relaxed);
+      s.bytes_passed = counters.bytes_passed.load(relaxed);
     }
     return status;
   }
@@ -105,7 +122,7 @@ class LiveCudaPath final : public CudaPath {
     pool.data = options_.pool;
     pool.bytes = options_.pool_bytes;
     pool.border_bytes = PoolPinner::kPieceBytes;
-    auto transfers = std::make_unique<GpuTransfers>(*context, pool, pinner_, options_.sink);
+    auto transfers = std::make_unique<GpuTransfers>(*context, pool, pinner_, exchanges_, options_.sink);
     const std::lock_guard lock(mutex_);
     gpu.transfers = std::move(transfers);
     spdlog::info("serving {} ({})", uuid_text(gpu.device.uuid), gpu.device.name);
@@ -123,8 +140,10 @@ class LiveCudaPath final : public CudaPath {
   const CudaOptions options_;
   const CudaDriver& driver_;
   PoolPinner pinner_;
+  ExchangeTable exchanges_;
+  const std::shared_ptr<PeerAccess> peers_ = std::make_shared<PeerAccess>();
   mutable std::mutex mutex_;
-  std::vector<Served> gpus_;  // goes before the pinner: its threads read it
+  std::vector<Served> gpus_;  // goes before the pinner and the exchanges: its threads use them
 };
 
 }  // namespace

@@ -27,9 +27,13 @@ inline void wake_layer_waiters(LayerFences& fences) {
 }
 
 // Values only grow: the late end of an old load must not move a word back that a later load has raised.
+// Several threads may raise the words of a rank whose loads are done together with other ranks'.
 inline void raise_layer_word(A32& word, std::uint32_t value) {
-  if (timeline_reached(word.load(std::memory_order_relaxed), value)) return;
-  word.store(value, std::memory_order_release);  // SYNC layer
+  std::uint32_t now = word.load(std::memory_order_relaxed);
+  while (!timeline_reached(now, value) &&
+         !word.compare_exchange_weak(now, value, std::memory_order_release,  // SYNC layer
+                                     std::memory_order_relaxed)) {
+  }
 }
 
 // `layer` has landed.
@@ -41,7 +45,13 @@ inline void raise_layer(LayerFences& fences, std::uint32_t layer, std::uint32_t 
 // The load is given up: marks it failed, then releases everybody who waits for a layer of it. A released wait
 // means failed: waiters ask `failed` before they use the bytes.
 inline void fail_layers(LayerFences& fences, std::uint32_t layers, std::uint32_t value) {
-  fences.failed.store(value, std::memory_order_release);  // SYNC layer
+  // A newer load of the slot may have been marked already, by its rank: waiters take a mark that is at most a
+  // ring ahead for theirs as well, but not an older one.
+  std::uint32_t marked = fences.failed.load(std::memory_order_relaxed);
+  while ((marked == 0 || marked - value > kMaxRingEntries) &&
+         !fences.failed.compare_exchange_weak(marked, value, std::memory_order_release,  // SYNC layer
+                                              std::memory_order_relaxed)) {
+  }
   for (std::uint32_t layer = 0; layer < layers; ++layer) raise_layer_word(fences.layer[layer], value);
   wake_layer_waiters(fences);
 }

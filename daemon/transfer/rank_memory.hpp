@@ -2,6 +2,8 @@
 // channel.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -19,11 +21,19 @@ class Transfers;
 
 // What a device's path holds of a rank's memory: opened handles, streams. Destroyed with the rank's memory.
 struct DeviceImport {
-  explicit DeviceImport(Transfers& t) : transfers(&t) {}
+  DeviceImport(Transfers& t, std::uint32_t d) : transfers(&t), device_index(d) {}
   virtual ~DeviceImport() = default;
   DeviceImport(const DeviceImport&) = delete;
   DeviceImport& operator=(const DeviceImport&) = delete;
-  Transfers* transfers;  // who copies from and to this memory
+  // Whether copies from memory on another device can write into this one.
+  [[nodiscard]] virtual bool reachable_from(std::uint32_t other) const = 0;
+
+  Transfers* const transfers;        // who copies from and to this memory
+  const std::uint32_t device_index;  // which of the daemon's devices it is on
+  // Producer slots whose newest load is done together with other ranks and has not ended: the slot's next
+  // load waits, so that its words are raised in order. Set by the device's transfer thread; cleared with
+  // release by whoever ends the load, after its words were raised, and read with acquire.
+  mutable std::array<std::atomic<bool>, kProducerSlots> exchanging{};
 };
 
 // Shared by the coordinator and the transfers in flight: the mappings stay until the last copy has ended,

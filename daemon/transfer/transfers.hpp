@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "daemon/transfer/planner.hpp"
@@ -20,6 +21,15 @@ struct TransferId {
   friend bool operator==(TransferId, TransferId) = default;
 };
 
+// A load whose pages every rank of the group needs, at device pages of its own.
+struct GroupLoad {
+  std::uint64_t lease = 0;
+  std::uint32_t first = 0;  // position in the request
+  std::uint32_t rank = 0;
+  std::uint32_t ranks = 0;
+  std::uint32_t devices = 0;  // different GPUs that they are on
+};
+
 struct Transfer {
   TransferId id;
   std::shared_ptr<const RankMemory> memory;
@@ -31,6 +41,8 @@ struct Transfer {
   std::uint32_t fence_value = 0;
   // CLOCK_MONOTONIC; a transfer that has not started by then ends with timed_out. 0 = never.
   std::uint64_t deadline_ns = 0;
+  // load: may be done together with the other ranks'.
+  std::optional<GroupLoad> group{};
 };
 
 struct TransferDone {

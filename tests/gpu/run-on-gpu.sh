@@ -6,8 +6,10 @@
 #   --bin  built programs (hicached, hicache-bench, gpu_test); left out: builds into build-gpu first
 #   --out  where logs and JSON go (gpu-results)
 #
-# Stages: tests, kills, transfer, methods, layerwise, replay, memcheck; all but kills by default. Each has a log
-# STAGE.log; the last line of this script is "N stages passed, N failed", exit status 1 if one failed.
+# Stages: tests, kills, transfer, methods, layerwise, replay, memcheck; all but kills by default. With two GPUs or
+# more also group_tests (ranks killed in mid exchange, many times), group_transfer, group_layerwise and
+# group_replay; with fewer they say that they are skipped. Each has a log STAGE.log; the last line of this script is
+# "N stages passed, N failed", exit status 1 if one failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 2
 
@@ -22,7 +24,8 @@ while [[ $# -gt 0 ]]; do
     *) stages+=("$1"); shift ;;
   esac
 done
-[[ ${#stages[@]} -gt 0 ]] || stages=(tests transfer methods layerwise replay memcheck)
+[[ ${#stages[@]} -gt 0 ]] || stages=(tests transfer methods layerwise replay memcheck group_tests group_transfer
+  group_layerwise group_replay)
 mkdir -p "$out"
 out="$(realpath "$out")"
 
@@ -45,7 +48,7 @@ bench="$bin/hicache-bench"
 config="$out/replay-config.json"
 cat >"$config" <<'JSON'
 {"name": "gpu-replay", "pool": {"bytes": "4GiB", "segment_bytes": "16MiB"}, "cuda": {"mode": "at_start"},
- "log": {"level": "warn"}}
+ "mla": {"load": "exchange"}, "log": {"level": "warn"}}
 JSON
 
 # No stage may hang the machine.
@@ -83,6 +86,40 @@ stage_memcheck() {
   command -v compute-sanitizer >/dev/null || { echo "SKIPPED: compute-sanitizer is not on the PATH"; return 0; }
   limited compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 "$bench" replay --config "$config" \
     --device cuda --attention mha --ranks 2 --limit 20 --json "$out/memcheck.json"
+}
+
+# --- Several GPUs.
+gpus="$(nvidia-smi --list-gpus 2>/dev/null | wc -l)"
+several_gpus() {
+  [[ "$gpus" -ge 2 ]] && return 0
+  echo "SKIPPED: this stage needs two GPUs, this machine has $gpus"
+  return 1
+}
+stage_group_tests() {
+  several_gpus || return 0
+  HICACHE_GPU_RANK_KILLS="${HICACHE_GPU_RANK_KILLS:-24}" limited "$bin/gpu_test" -d yes \
+    "*killed in mid exchange*,Exchanged pages*,A rank's GPU*,MHA ranks on two GPUs*,A rank that posts*"
+}
+# Scattered and contiguous pages, alone and beside matrix products on every GPU.
+stage_group_transfer() {
+  several_gpus || return 0
+  limited "$bench" transfer --gpus "$gpus" --shapes 8B-tp1,MLA --page-tokens 64 --layouts together,blocks --runs 1 \
+    --loads alone,gemm --repeats 5 --json "$out/group-transfer.json" &&
+    limited "$bench" transfer --gpus "$gpus" --shapes MLA --page-tokens 64,16 --layouts separate --runs 16,64 \
+      --operations 1 --loads alone --repeats 3 --json "$out/group-transfer-separate.json"
+}
+stage_group_layerwise() {
+  several_gpus || return 0
+  limited "$bench" layerwise --gpus "$gpus" --shape MLA --page-tokens 64 --pages 1,4,16,64,256 \
+    --layouts together,separate --json "$out/group-layerwise.json"
+}
+stage_group_replay() {
+  several_gpus || return 0
+  local attention
+  for attention in mha mla; do
+    limited "$bench" replay --config "$config" --device cuda --gpus "$gpus" --attention "$attention" \
+      --ranks "$((2 * gpus))" --limit 400 --concurrency 4 --json "$out/group-replay-$attention.json" || return 1
+  done
 }
 
 passed=0

@@ -62,6 +62,7 @@ TEST_CASE("a configuration in which every key differs from its default survives 
     "waiting": {"spin_us": 1, "yield_us": 2, "park_ms": 3},
     "client_waiting": {"spin_us": 4, "yield_us": 5, "park_ms": 6},
     "transfer": {"threads": 3, "method": "layer_major", "streams": 2}, "cuda": {"mode": "off"},
+    "mla": {"load": "direct", "wait_us": 16},
     "limits": {"clients": 9, "namespaces": 10, "leases": 11, "leases_per_group": 12, "submission_entries": 32,
                "completion_entries": 128, "arena_bytes": "64KiB", "operation_deadline_ms": 13,
                "max_deadline_ms": 14, "hello_deadline_ms": 15},

@@ -90,6 +90,11 @@ void add_replay_options(CLI::App& command, ReplayOptions& options, std::string& 
       ->transform(CLI::CheckedTransformer(
           std::map<std::string, DeviceKind>{{"host", DeviceKind::host}, {"cuda", DeviceKind::cuda}},
           CLI::ignore_case));
+  command
+      .add_option("--gpus", options.gpus,
+                  "with --device cuda: the ranks of a group take as many GPUs in turn")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
   command.add_option("--json", json, "write the results to this file, - for standard output");
 }
 

@@ -10,6 +10,7 @@
 #include "shm/clock.hpp"
 #include "shm/waiting.hpp"
 #include "tools/bench/rank_memory.hpp"
+#include "tools/bench/visible_gpu.hpp"
 
 namespace hicache::bench {
 namespace {
@@ -86,6 +87,7 @@ class RankWorker {
     auto session = Session::attach(options);
     if (!session) return session.error();
     session_ = std::move(*session);
+    if (plan_.device == DeviceKind::cuda && plan_.gpus > 1) see_only_gpu(tp_rank_ % plan_.gpus);
     // Each lane has pages to write from and others to load to.
     auto memory = RankMemory::create(plan_.device, group_.spec, lane_pages() * plan_.concurrency);
     if (!memory) return memory.error();

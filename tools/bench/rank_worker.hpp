@@ -25,6 +25,7 @@ struct ReplayPlan {
   std::string socket_path;
   std::uint32_t concurrency = 1;
   DeviceKind device = DeviceKind::host;  // where the ranks' pages lie
+  std::uint32_t gpus = 1;                // rank r sees GPU r % gpus only
   bool controller = false;               // through HiCacheController and PrefixTree
   TreePolicy policy = TreePolicy::lru;   // controller: the tree's
   std::uint64_t host_tokens = 0;         // controller: handles of each rank

@@ -313,6 +313,7 @@ Result<ReplayPlan> make_plan(const ReplayOptions& options) {
   ReplayPlan plan;
   plan.concurrency = options.concurrency;
   plan.device = options.device;
+  plan.gpus = options.gpus;
   plan.controller = options.controller;
   plan.policy = options.policy;
   const std::uint64_t usual = options.pool_pages > 0 ? kSmallPageBytes : kDefaultPageBytes;

@@ -30,7 +30,8 @@ struct ReplayOptions {
   std::uint32_t concurrency = 1;         // requests of a group in work at once
   std::uint32_t pool_pages = 0;          // > 0: exactly that many logical pages, no watermarks
   std::uint64_t page_bytes = 0;          // of a shard; 0 = small with pool_pages, else default
-  DeviceKind device = DeviceKind::host;  // where the ranks' pages lie; all ranks on the same GPU
+  DeviceKind device = DeviceKind::host;  // where the ranks' pages lie
+  std::uint32_t gpus = 1;                // the ranks of a group take them in turn
   bool attach = false;                   // use the daemon that runs already
   bool controller = false;               // through HiCacheController and PrefixTree, one request at a time
   TreePolicy policy = TreePolicy::lru;  // controller: the tree's; with pool_pages the tree alone decides then

@@ -28,7 +28,8 @@ class GpuCommands {
  private:
   static CLI::CheckedTransformer layouts() {
     return CLI::CheckedTransformer(std::map<std::string, BufferLayout>{{"together", BufferLayout::together},
-                                                                       {"separate", BufferLayout::separate}},
+                                                                       {"separate", BufferLayout::separate},
+                                                                       {"blocks", BufferLayout::blocks}},
                                    CLI::ignore_case);
   }
   void add_transfer(CLI::App& app) {
@@ -39,7 +40,7 @@ class GpuCommands {
     command->add_option("--page-tokens", transfer_.page_tokens, "tokens of a page")->delimiter(',');
     command->add_option("--runs", transfer_.runs, "lengths of runs of consecutive device pages")
         ->delimiter(',');
-    command->add_option("--layouts", transfer_.layouts, "together, separate")
+    command->add_option("--layouts", transfer_.layouts, "together, separate, blocks")
         ->delimiter(',')
         ->transform(layouts());
     command->add_option("--loads", transfer_.loads, "alone, gemm, stream")
@@ -52,6 +53,9 @@ class GpuCommands {
         ->transform(CLI::AsSizeValue(false))
         ->capture_default_str();
     command->add_option("--operations", transfer_.operations, "that share them")
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
+    command->add_option("--gpus", transfer_.gpus, "ranks of a group, each on a GPU of its own")
         ->check(CLI::Range(1, 64))
         ->capture_default_str();
     command->add_option("--repeats", transfer_.repeats, "of which the median counts")
@@ -68,9 +72,12 @@ class GpuCommands {
     command->add_option("--method", layerwise_.method, "value of transfer.method")->capture_default_str();
     command->add_option("--page-tokens", layerwise_.page_tokens, "tokens of a page")->capture_default_str();
     command->add_option("--pages", layerwise_.pages, "pages of a load")->delimiter(',');
-    command->add_option("--layouts", layerwise_.layouts, "together, separate")
+    command->add_option("--layouts", layerwise_.layouts, "together, separate, blocks")
         ->delimiter(',')
         ->transform(layouts());
+    command->add_option("--gpus", layerwise_.gpus, "ranks of a group, each on a GPU of its own")
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
     command->add_option("--repeats", layerwise_.repeats, "of which the median counts")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();

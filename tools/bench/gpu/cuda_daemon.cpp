@@ -10,6 +10,7 @@
 #include "shm/clock.hpp"
 #include "shm/types.hpp"
 #include "tools/bench/progress.hpp"
+#include "tools/bench/visible_gpu.hpp"
 
 namespace hicache::bench {
 namespace {
@@ -75,13 +76,14 @@ Result<std::unique_ptr<DaemonProcess>> start_cuda_daemon(std::uint64_t pool_byte
 }
 
 Outcome run_in_rank_process(const std::function<Outcome(const Gpu&, const ResultSink&)>& body,
-                            const ResultSink& sink) {
+                            const ResultSink& sink, std::optional<std::uint32_t> only_gpu) {
   int pipe_fds[2] = {-1, -1};
   if (::pipe(pipe_fds) != 0) return Error{Status::system_error, "pipe failed", errno};
   UniqueFd reader(pipe_fds[0]);
   UniqueFd writer(pipe_fds[1]);
   auto process = ChildProcess::fork_worker("bench-gpu-rank", [&] {
     const ResultSink send = [&](const Json& json) { write_line(writer.get(), json.dump() + '\n'); };
+    if (only_gpu) see_only_gpu(*only_gpu);
     const auto gpu = Gpu::open();
     const Outcome outcome = gpu ? body(**gpu, send) : Outcome(gpu.error());
     if (outcome) return 0;

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 
 #include "shm/status.hpp"
@@ -21,8 +22,8 @@ Result<std::unique_ptr<DaemonProcess>> start_cuda_daemon(std::uint64_t pool_byte
 // Receives results of a rank as they come.
 using ResultSink = std::function<void(const nlohmann::json&)>;
 // Runs `body` in a process of its own, because the daemon's GPU handles can't be opened where they were made,
-// and hands over what it sends. Returns what went wrong in there.
+// and hands over what it sends. Returns what went wrong in there. With `only_gpu` it sees no other GPU.
 Outcome run_in_rank_process(const std::function<Outcome(const Gpu&, const ResultSink&)>& body,
-                            const ResultSink& sink);
+                            const ResultSink& sink, std::optional<std::uint32_t> only_gpu = std::nullopt);
 
 }  // namespace hicache::bench

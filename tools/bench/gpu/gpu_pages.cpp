@@ -27,7 +27,7 @@ Result<std::unique_ptr<GpuPages>> GpuPages::create(const Gpu& gpu, const Namespa
   std::unique_ptr<GpuPages> made(new GpuPages(gpu, spec, pages, std::move(*stream)));
   const std::uint64_t tensor_bytes = spec.piece_bytes() * pages;
   const std::uint32_t tensors = spec.layers * spec.kinds();
-  const std::uint32_t per_allocation = layout == BufferLayout::together ? tensors : 1;
+  const std::uint32_t per_allocation = layout == BufferLayout::separate ? 1 : tensors;
   for (std::uint32_t i = 0; i < tensors; i += per_allocation) {
     auto bytes = GpuBytes::allocate(gpu, align_up(gap + tensor_bytes * per_allocation, kAllocationUnit));
     if (!bytes) return bytes.error();
@@ -40,8 +40,9 @@ Result<std::unique_ptr<GpuPages>> GpuPages::create(const Gpu& gpu, const Namespa
     tensor.layer = i % spec.layers;
     tensor.kind =
         spec.attention == Attention::mla ? TensorKind::latent : static_cast<TensorKind>(i / spec.layers);
-    tensor.offset = tensor_bytes * (i % per_allocation);
-    tensor.page_stride = spec.piece_bytes();
+    const bool blocks = layout == BufferLayout::blocks;
+    tensor.offset = (blocks ? spec.piece_bytes() : tensor_bytes) * (i % per_allocation);
+    tensor.page_stride = blocks ? spec.shard_bytes() : spec.piece_bytes();
     tensor.page_bytes = spec.piece_bytes();
     made->tensors_.push_back(tensor);
   }

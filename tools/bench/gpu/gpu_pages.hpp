@@ -19,9 +19,18 @@ namespace hicache::bench {
 enum class BufferLayout : std::uint32_t {
   separate,  // an allocation per layer and kind
   together,  // all of them one after the other in one allocation
+  blocks,    // one allocation, a page's pieces of all of them behind each other
 };
 constexpr const char* name_of(BufferLayout layout) {
-  return layout == BufferLayout::separate ? "separate" : "together";
+  switch (layout) {
+    case BufferLayout::separate:
+      return "separate";
+    case BufferLayout::together:
+      return "together";
+    case BufferLayout::blocks:
+      return "blocks";
+  }
+  return "unknown";
 }
 
 class GpuPages {

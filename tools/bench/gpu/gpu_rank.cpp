@@ -14,7 +14,7 @@ constexpr std::uint32_t kWaitMs = 60'000;
 
 Result<std::unique_ptr<GpuRank>> GpuRank::attach(const Gpu& gpu, const std::string& socket_path,
                                                  const NamespaceSpec& spec, std::uint32_t pages,
-                                                 BufferLayout layout) {
+                                                 BufferLayout layout, const GroupPlace& place) {
   auto rank = std::make_unique<GpuRank>();
   rank->socket_path_ = socket_path;
   auto memory = GpuPages::create(gpu, spec, pages, layout);
@@ -22,7 +22,8 @@ Result<std::unique_ptr<GpuRank>> GpuRank::attach(const Gpu& gpu, const std::stri
   rank->memory_ = std::move(*memory);
   AttachOptions options;
   options.socket_path = socket_path;
-  options.engine = fmt::format("bench-{}", monotonic_ns());
+  options.engine = place.engine.empty() ? fmt::format("bench-{}", monotonic_ns()) : place.engine;
+  options.tp_rank = place.tp_rank;
   options.spec = spec;
   auto session = Session::attach(options);
   if (!session) return session.error();

@@ -12,11 +12,17 @@
 
 namespace hicache::bench {
 
+// Which rank of which engine; left out: the only rank of an engine of its own.
+struct GroupPlace {
+  std::string engine;
+  std::uint32_t tp_rank = 0;
+};
+
 class GpuRank {
  public:
   static Result<std::unique_ptr<GpuRank>> attach(const Gpu& gpu, const std::string& socket_path,
                                                  const NamespaceSpec& spec, std::uint32_t pages,
-                                                 BufferLayout layout);
+                                                 BufferLayout layout, const GroupPlace& place = {});
   [[nodiscard]] Session& session() { return *session_; }
   [[nodiscard]] GpuPages& memory() { return *memory_; }
   // How long register_buffers took.

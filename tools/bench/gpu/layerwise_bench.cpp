@@ -146,6 +146,7 @@ Outcome measure_fences(const Gpu& gpu, const std::string& socket_path, const Res
 }  // namespace
 
 Result<Json> run_layerwise(const LayerwiseOptions& options) {
+  if (options.gpus > 1) return run_group_layerwise(options);
   const auto shape = find_shape(options.shape);
   if (!shape) return shape.error();
   if (options.pages.empty()) return Error{Status::invalid_argument, "no page counts", 0};

@@ -32,23 +32,6 @@ double median(std::vector<double> values) {
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
-// Device pages in blocks of `run` consecutive ones; the blocks are shuffled, always in the same way.
-std::vector<DevicePage> shuffled_pages(std::uint32_t count, std::uint32_t run) {
-  std::vector<std::uint32_t> blocks((count + run - 1) / run);
-  std::iota(blocks.begin(), blocks.end(), 0u);
-  std::uint64_t random = 42;
-  for (std::size_t i = blocks.size(); i > 1; --i) {
-    random = pattern_mix(random + i);
-    std::swap(blocks[i - 1], blocks[random % i]);
-  }
-  std::vector<DevicePage> pages;
-  for (const std::uint32_t block : blocks) {
-    for (std::uint32_t i = block * run; i < std::min(count, (block + 1) * run); ++i)
-      pages.push_back(DevicePage{i});
-  }
-  return pages;
-}
-
 // What is measured of one direction.
 struct Samples {
   std::vector<double> gbps;
@@ -339,7 +322,24 @@ void print_row(const Json& row) {
 
 }  // namespace
 
+std::vector<DevicePage> shuffled_pages(std::uint32_t count, std::uint32_t run) {
+  std::vector<std::uint32_t> blocks((count + run - 1) / run);
+  std::iota(blocks.begin(), blocks.end(), 0u);
+  std::uint64_t random = 42;
+  for (std::size_t i = blocks.size(); i > 1; --i) {
+    random = pattern_mix(random + i);
+    std::swap(blocks[i - 1], blocks[random % i]);
+  }
+  std::vector<DevicePage> pages;
+  for (const std::uint32_t block : blocks) {
+    for (std::uint32_t i = block * run; i < std::min(count, (block + 1) * run); ++i)
+      pages.push_back(DevicePage{i});
+  }
+  return pages;
+}
+
 Result<Json> run_transfer(const TransferOptions& options) {
+  if (options.gpus > 1) return run_group_transfer(options);
   Json json{{"machine", Machine::here().json()}, {"bytes", options.bytes},
             {"operations", options.operations},  {"daemon", options.daemon},
             {"repeats", options.repeats},        {"rows", Json::array()},

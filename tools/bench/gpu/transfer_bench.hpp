@@ -23,11 +23,14 @@ struct TransferOptions {
   std::uint64_t bytes = kGiB;    // in flight
   std::uint32_t operations = 4;  // that share them
   std::uint32_t repeats = 5;     // of which the median counts
+  std::uint32_t gpus = 1;        // more: a TP group with a rank on each
   std::string daemon = "{}";     // JSON merged into the daemon's configuration
 };
 
 // Prints the table as it grows, and returns it.
 Result<nlohmann::json> run_transfer(const TransferOptions& options);
+// The same with a rank on each of several GPUs, beside single large copies on all of them at once.
+Result<nlohmann::json> run_group_transfer(const TransferOptions& options);
 
 struct LayerwiseOptions {
   std::string shape = "8B-tp1";
@@ -36,10 +39,16 @@ struct LayerwiseOptions {
   std::vector<std::uint32_t> pages{1, 2, 4, 8, 16, 32, 64, 128, 256, 512};
   std::vector<BufferLayout> layouts{BufferLayout::together, BufferLayout::separate};
   std::uint32_t repeats = 9;
+  std::uint32_t gpus = 1;
   std::string daemon = "{}";
 };
 
 // Time to the first and the last layer of loads, and what a fence costs there and back.
 Result<nlohmann::json> run_layerwise(const LayerwiseOptions& options);
+// The same with a rank on each of several GPUs: times of the slowest rank.
+Result<nlohmann::json> run_group_layerwise(const LayerwiseOptions& options);
+
+// Device pages in blocks of `run` consecutive ones; the blocks are shuffled, always in the same way.
+std::vector<DevicePage> shuffled_pages(std::uint32_t count, std::uint32_t run);
 
 }  // namespace hicache::bench
