@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "daemon/transfer/exchange_policy.hpp"
 #include "daemon/transfer/schedule.hpp"
+#include "shm/protocol.hpp"
 #include "shm/status.hpp"
 #include "shm/waiting.hpp"
 
@@ -16,6 +19,9 @@ enum class EvictionPolicyName { lru, lfu };
 enum class CudaMode { off, on_demand, at_start };
 enum class ChecksumPolicy { off, sampled, always };
 enum class VerifyPolicy { off, lazy, full };
+// Which pages go to storage, and when: none; each as soon as it is ready; each once it has been used often
+// enough; those that background eviction is about to take.
+enum class BackupPolicy { none, write_through, write_through_selective, write_back };
 
 // Sizes may be written as numbers of bytes or as text with a unit: "64KiB", "512MiB", "200GiB". Keys marked
 // (reload) may change with SIGHUP; a reload that changes another key is refused as a whole and names it.
@@ -75,6 +81,29 @@ struct Config {
     MlaLoad load = MlaLoad::automatic;
     std::uint32_t wait_us = 5'000;  // how long a rank's load waits for the other ranks' at most
   } mla;
+
+  struct Storage {
+    std::string backend;  // attached at the start; "" = none
+    // Settings of each backend, by its name; what they may hold is the backend's matter.
+    std::map<std::string, nlohmann::ordered_json> settings;
+
+    std::uint32_t prefetch_threshold_tokens = 256;             // shorter ones do not begin (reload)
+    PrefetchPolicy prefetch_policy = PrefetchPolicy::timeout;  // of prefetches that name none (reload)
+    std::uint32_t prefetch_timeout_base_ms = 2000;             // (reload)
+    std::uint32_t prefetch_timeout_per_ki_token_ms = 100;      // per 1024 tokens that storage has (reload)
+    std::uint32_t prefetch_timeout_max_ms = 30'000;            // 0 = no bound (reload)
+    double prefetch_capacity = 0.5;  // share of the pool that prefetches in flight may hold (reload)
+
+    BackupPolicy backup_policy = BackupPolicy::write_through;  // (reload)
+    std::uint32_t backup_uses = 2;            // write_through_selective: from this use on (reload)
+    std::uint32_t backup_queue_pages = 4096;  // that wait; further ones are dropped (reload)
+
+    std::uint32_t read_batches = 8;           // in flight at the backend (reload)
+    std::uint32_t write_batches = 2;          // (reload)
+    std::uint32_t batch_deadline_ms = 5000;   // after which its pages count as timed out (reload)
+    std::uint32_t breaker_failures = 3;       // batches in a row until nothing is sent; 0 = never (reload)
+    std::uint32_t breaker_suspend_ms = 5000;  // until the backend is probed (reload)
+  } storage;
 
   struct Limits {
     std::uint32_t clients = 64;                    // attached ranks and schedulers, at most 1024

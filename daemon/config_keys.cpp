@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/storage/backend_factory.hpp"
 #include "shm/protocol.hpp"
 #include "shm/region.hpp"
 #include "shm/types.hpp"
@@ -121,13 +122,14 @@ ConfigKey eviction_policy() {
 
 // A key whose value is one of a few names.
 template <class Enum, class Member>
-ConfigKey one_of(std::string path, std::vector<std::pair<const char*, Enum>> names, Member member) {
+ConfigKey one_of(std::string path, std::vector<std::pair<const char*, Enum>> names, Member member,
+                 bool reload = false) {
   std::string expected;
   for (std::size_t i = 0; i < names.size(); ++i) {
     expected += i == 0 ? "" : i + 1 == names.size() ? " or " : ", ";
     expected += std::string("\"") + names[i].first + "\"";
   }
-  return {std::move(path), false, std::move(expected),
+  return {std::move(path), reload, std::move(expected),
           [=](const Config& c) {
             for (const auto& [name, value] : names) {
               if (member(c) == value) return Json(name);
@@ -141,6 +143,23 @@ ConfigKey one_of(std::string path, std::vector<std::pair<const char*, Enum>> nam
               return true;
             }
             return false;
+          }};
+}
+
+// An object of settings that the backend reads when it is made. What is shown of it holds no password: the
+// configuration lies in the control region, and whoever may attach may ask for it.
+ConfigKey backend_settings(std::string_view name) {
+  return {"storage." + std::string(name), false, "an object",
+          [name = std::string(name)](const Config& c) {
+            const auto found = c.storage.settings.find(name);
+            Json shown = found == c.storage.settings.end() ? Json::object() : found->second;
+            if (shown.contains("password") && shown["password"] != "") shown["password"] = "(not shown)";
+            return shown;
+          },
+          [name = std::string(name)](Config& c, const Json& v) {
+            if (!v.is_object()) return false;
+            c.storage.settings[name] = v;
+            return true;
           }};
 }
 
@@ -166,6 +185,45 @@ void add_waiting(std::vector<ConfigKey>& keys, const std::string& section, auto 
   keys.push_back(integer(
       section + ".park_ms", kReload, 1, 10'000,
       kAny, [member](auto& c) -> auto& { return member(c).park_ms; }));
+}
+
+void add_storage(std::vector<ConfigKey>& k) {
+  k.push_back(text("storage.backend", kFixed, "the name of a storage backend, or \"\" for none",
+                   HICACHE_MEMBER(storage.backend), [](const std::string&) { return true; }));
+  for (const std::string_view name : storage_backend_names()) k.push_back(backend_settings(name));
+  k.push_back(integer("storage.prefetch_threshold_tokens", kReload, 0, 1u << 30, kAny,
+                      HICACHE_MEMBER(storage.prefetch_threshold_tokens)));
+  k.push_back(one_of<PrefetchPolicy>("storage.prefetch_policy",
+                                     {{"best_effort", PrefetchPolicy::best_effort},
+                                      {"wait_complete", PrefetchPolicy::wait_complete},
+                                      {"timeout", PrefetchPolicy::timeout}},
+                                     HICACHE_MEMBER(storage.prefetch_policy), kReload));
+  k.push_back(integer("storage.prefetch_timeout_base_ms", kReload, 0, 86'400'000, kAny,
+                      HICACHE_MEMBER(storage.prefetch_timeout_base_ms)));
+  k.push_back(integer("storage.prefetch_timeout_per_ki_token_ms", kReload, 0, 86'400'000, kAny,
+                      HICACHE_MEMBER(storage.prefetch_timeout_per_ki_token_ms)));
+  k.push_back(integer("storage.prefetch_timeout_max_ms", kReload, 0, 86'400'000, kAny,
+                      HICACHE_MEMBER(storage.prefetch_timeout_max_ms)));
+  k.push_back(fraction("storage.prefetch_capacity", kReload, HICACHE_MEMBER(storage.prefetch_capacity)));
+  k.push_back(one_of<BackupPolicy>("storage.backup_policy",
+                                   {{"none", BackupPolicy::none},
+                                    {"write_through", BackupPolicy::write_through},
+                                    {"write_through_selective", BackupPolicy::write_through_selective},
+                                    {"write_back", BackupPolicy::write_back}},
+                                   HICACHE_MEMBER(storage.backup_policy), kReload));
+  k.push_back(
+      integer("storage.backup_uses", kReload, 1, 1u << 20, kAny, HICACHE_MEMBER(storage.backup_uses)));
+  k.push_back(integer("storage.backup_queue_pages", kReload, 0, kMaxPages, kAny,
+                      HICACHE_MEMBER(storage.backup_queue_pages)));
+  k.push_back(integer("storage.read_batches", kReload, 1, 1024, kAny, HICACHE_MEMBER(storage.read_batches)));
+  k.push_back(
+      integer("storage.write_batches", kReload, 1, 1024, kAny, HICACHE_MEMBER(storage.write_batches)));
+  k.push_back(integer("storage.batch_deadline_ms", kReload, 1, 86'400'000, kAny,
+                      HICACHE_MEMBER(storage.batch_deadline_ms)));
+  k.push_back(integer("storage.breaker_failures", kReload, 0, 1u << 20, kAny,
+                      HICACHE_MEMBER(storage.breaker_failures)));
+  k.push_back(integer("storage.breaker_suspend_ms", kReload, 1, 86'400'000, kAny,
+                      HICACHE_MEMBER(storage.breaker_suspend_ms)));
 }
 
 std::vector<ConfigKey> make_keys() {
@@ -215,6 +273,7 @@ std::vector<ConfigKey> make_keys() {
       {{"auto", MlaLoad::automatic}, {"direct", MlaLoad::direct}, {"exchange", MlaLoad::exchange}},
       HICACHE_MEMBER(mla.load)));
   k.push_back(integer("mla.wait_us", kFixed, 0, 1'000'000, kAny, HICACHE_MEMBER(mla.wait_us)));
+  add_storage(k);
   k.push_back(integer("limits.clients", kFixed, 1, 1024, kAny, HICACHE_MEMBER(limits.clients)));
   k.push_back(integer("limits.namespaces", kFixed, 1, 4096, kAny, HICACHE_MEMBER(limits.namespaces)));
   k.push_back(integer("limits.leases", kFixed, 1, 1u << 20, kAny, HICACHE_MEMBER(limits.leases)));

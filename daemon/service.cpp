@@ -92,6 +92,18 @@ Outcome Service::begin() {
   coordinator_.set_transfers(&*router_);
   coordinator_.set_cuda(cuda_.get());
   registration_.emplace(post, *cuda_);
+  storage_.emplace(config_.storage,
+                   StoragePool{reinterpret_cast<std::byte*>(region_.pool()), region_.pool_bytes(),
+                               config_.pool.segment_bytes},
+                   &checksums_, [this] { coordinator_.post(StorageNews{}); });
+  if (!config_.storage.backend.empty()) {
+    const auto settings = config_.storage.settings.find(config_.storage.backend);
+    auto attached = storage_->attach(config_.storage.backend, settings == config_.storage.settings.end()
+                                                                  ? StorageTier::Settings::object()
+                                                                  : settings->second);
+    if (!attached) return attached;
+  }
+  coordinator_.set_storage(&*storage_);
   coordinator_thread_ = std::thread([this] { coordinator_.run(); });
   region_.publish();
   HICACHE_CRASH_POINT(start_published);
@@ -119,6 +131,8 @@ void Service::drain(std::uint32_t drain_ms) {
   if (sessions_) sessions_->drain();
   coordinator_.stop(drain_ms);
   coordinator_thread_.join();
+  // It answers on connections of the sessions and works on the pool.
+  storage_->stop();
 }
 
 void Service::reload(const std::string& config_path) {

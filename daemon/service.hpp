@@ -15,6 +15,7 @@
 #include "daemon/region_owner.hpp"
 #include "daemon/sessions/registration.hpp"
 #include "daemon/sessions/session_server.hpp"
+#include "daemon/storage/storage_tier.hpp"
 #include "daemon/transfer/transfer_engine.hpp"
 #include "daemon/transfer/transfer_router.hpp"
 #include "shm/status.hpp"
@@ -50,6 +51,7 @@ class Service {
   RegionOwner region_;
   ShardChecksums checksums_;
   Coordinator coordinator_;
+  std::optional<StorageTier> storage_;
   std::unique_ptr<CudaPath> cuda_;
   std::optional<TransferEngine> transfers_;
   std::optional<TransferRouter> router_;

@@ -47,12 +47,42 @@ namespace hicache {
   X(shards_verified, "shards whose checksum was compared")                                              \
   X(checksum_mismatches, "shards whose checksum was wrong")                                             \
   X(quarantined, "pages quarantined for a wrong checksum")                                              \
+  X(evicted_dirty, "pages evicted that no storage was known to hold")                                   \
+  X(prefetches, "prefetch decisions, one per group")                                                    \
+  X(prefetch_short, "prefetches not begun because they were below the threshold")                       \
+  X(prefetch_limited, "prefetches not begun because too much was in flight")                            \
+  X(prefetch_no_storage, "prefetches not begun because storage was detached or suspended")              \
+  X(prefetch_revoked, "prefetches given up because storage had fewer pages than the threshold")         \
+  X(prefetch_cut, "prefetches ended before all their pages had come")                                   \
+  X(storage_queried, "pages asked for in hit queries")                                                  \
+  X(storage_hits, "leading pages that storage had, of those asked for")                                 \
+  X(prefetched, "pages published from storage")                                                         \
+  X(prefetch_shared, "pages that a prefetch waited for because another was filling them")               \
+  X(prefetch_failed, "pages whose read from storage failed")                                            \
+  X(storage_corrupt, "pages that storage found damaged when it read them")                              \
+  X(bytes_prefetched, "bytes read from storage for pages that were published")                          \
+  X(backups, "backup operations begun")                                                                 \
+  X(backups_ended, "backup operations that have ended, each once")                                      \
+  X(backed_up, "pages that storage has kept")                                                           \
+  X(bytes_backed_up, "bytes that storage has kept")                                                     \
+  X(backup_full, "pages not backed up because the queue was full")                                      \
+  X(backup_no_storage, "pages not backed up because storage was detached or suspended")                 \
+  X(backup_gone, "pages not backed up because they were evicted or condemned first")                    \
+  X(backup_no_space, "pages not backed up because storage had no room")                                 \
+  X(backup_timed_out, "pages not known to be backed up because storage did not answer in time")         \
+  X(backup_failed, "pages not backed up because storage failed, or a page before them was lost")        \
+  X(storage_late, "storage batches that did not end by their deadline")                                 \
+  X(storage_suspensions, "times the circuit breaker suspended storage")                                 \
   X(resident_pages, "gauge: pages that are not free")                                                   \
   X(ready_pages, "gauge: pages visible to lookups")                                                     \
   X(pinned_pages, "gauge: pins held by leases")                                                         \
   X(live_leases, "gauge: leases in use")                                                                \
   X(used_pool_bytes, "gauge: bytes of slots in use")                                                    \
   X(assigned_segments, "gauge: segments given to a size class")                                         \
+  X(backup_queue_pages, "gauge: pages that wait for their backup")                                      \
+  X(storing_pages, "gauge: pages whose bytes storage is reading for a backup")                          \
+  X(prefetching_pages, "gauge: pages that prefetches hold room for")                                    \
+  X(storage_state, "gauge: 0 no storage, 1 attached, 2 suspended")                                      \
   X(attached_clients, "gauge: clients attached")
 
 enum class Counter : std::uint32_t {

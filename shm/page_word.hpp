@@ -70,7 +70,8 @@ struct PageWord {
   static constexpr std::uint8_t kDirty = 1;  // not in storage yet
   static constexpr std::uint8_t kQuarantined =
       2;  // its bytes were found wrong: evicting for as long as the daemon lives
-  static constexpr std::uint8_t kKnownFlags = kDirty | kQuarantined;
+  static constexpr std::uint8_t kStoring = 4;  // storage reads its bytes: it is neither evicted nor freed
+  static constexpr std::uint8_t kKnownFlags = kDirty | kQuarantined | kStoring;
 
   PageState state = PageState::free;
   std::uint8_t flags = 0;

@@ -36,15 +36,37 @@ constexpr std::string_view to_string(Role r) {
 }
 
 enum class Opcode : std::uint8_t {
-  none = 0,     // never valid: a zeroed entry must not execute
-  nop = 1,      // checked, recorded, completed
-  reserve = 2,  // pin the leading hits of a chain of hashes; opens a lease
-  write = 3,    // device pages to pool pages of a lease
-  load = 4,     // pool pages of a lease to device pages
-  release = 5,  // this rank is done with a lease
-  agree = 6,    // how far the group's operations have ended: one answer for all ranks
+  none = 0,            // never valid: a zeroed entry must not execute
+  nop = 1,             // checked, recorded, completed
+  reserve = 2,         // pin the leading hits of a chain of hashes; opens a lease
+  write = 3,           // device pages to pool pages of a lease
+  load = 4,            // pool pages of a lease to device pages
+  release = 5,         // this rank is done with a lease
+  agree = 6,           // how far the group's operations have ended: one answer for all ranks
+  prefetch = 7,        // pages of a lease from storage to pool pages
+  check_prefetch = 8,  // may the request run? one answer for all ranks
+  end_prefetch = 9,    // the same, and the answer is yes: what has not come by now is given up
 };
-constexpr std::uint8_t kOpcodeCount = 7;
+constexpr std::uint8_t kOpcodeCount = 10;
+
+// When a prefetch counts as done, besides the arrival of its last page.
+enum class PrefetchPolicy : std::uint32_t {
+  best_effort = 0,    // when somebody asks
+  wait_complete = 1,  // never
+  timeout = 2,        // when its time limit has passed
+};
+
+constexpr std::string_view to_string(PrefetchPolicy policy) {
+  switch (policy) {
+    case PrefetchPolicy::best_effort:
+      return "best_effort";
+    case PrefetchPolicy::wait_complete:
+      return "wait_complete";
+    case PrefetchPolicy::timeout:
+      return "timeout";
+  }
+  return "unknown_policy";
+}
 
 constexpr std::string_view to_string(Opcode op) {
   switch (op) {
@@ -62,20 +84,30 @@ constexpr std::string_view to_string(Opcode op) {
       return "release";
     case Opcode::agree:
       return "agree";
+    case Opcode::prefetch:
+      return "prefetch";
+    case Opcode::check_prefetch:
+      return "check_prefetch";
+    case Opcode::end_prefetch:
+      return "end_prefetch";
   }
   return "unknown_opcode";
 }
 
 // 56 bytes; the ring adds the entry sequence. Fields an opcode does not name must be zero.
 //
-//   opcode   sequence_or_lease   arena_offset -> arena content                         first  count
-//   nop      0                   0                                                     0      0
-//   reserve  group sequence >0   count prefix hashes of 32 bytes                       0      pages of the
-//   request write    lease id            count u32 device pages, then count u32 results        page   pages
-//   load     lease id            count u32 device pages                                page   pages
-//   release  lease id            0                                                     0      0
-//   agree    agreement number >0 0                                                     0      0
+//   opcode          sequence_or_lease   arena_offset -> arena content                    first  count
+//   nop             0                   0                                                0      0
+//   reserve         group sequence >0   count prefix hashes of 32 bytes                  order  pages
+//   write           lease id            count u32 device pages, then count u32 results   page   pages
+//   load            lease id            count u32 device pages                           page   pages
+//   release         lease id            0                                                0      0
+//   agree           agreement number >0 0                                                0      0
+//   prefetch        lease id            0                                                page   pages
+//   check_prefetch  lease id            0                                                number 0
+//   end_prefetch    lease id            0                                                number 0
 //
+// `order` of a reserve is a SequenceOrder. `number` counts the questions about one prefetch from 1.
 // Arena offsets are 8-byte aligned. `first` counts from the request's first page. Results of a write are one
 // Status per page as u32, valid when the completion is read: ok = written by this operation, exists = was
 // ready already, busy = another lease is filling it, dropped = not kept.
@@ -89,8 +121,10 @@ struct Submission {
   std::uint32_t arena_offset = 0;
   std::uint32_t count = 0;
   std::uint32_t first = 0;
-  std::uint32_t fence = kNoFence;  // write: index of a write fence; load: producer slot of the layer fences
-  std::uint32_t fence_value = 0;   // write: copy after the fence reached it; load: value stored per layer
+  // write: index of a write fence; load: producer slot of the layer fences; prefetch: a PrefetchPolicy, or
+  // kNoFence for the daemon's
+  std::uint32_t fence = kNoFence;
+  std::uint32_t fence_value = 0;  // write: copy after the fence reached it; load: value stored per layer
   std::uint32_t reserved1 = 0;
   std::uint64_t reserved2 = 0;
 
@@ -104,13 +138,14 @@ struct Completion {
   Opcode opcode = Opcode::none;
   std::uint8_t flags = 0;
   Status status = Status::ok;
-  std::uint32_t hits =
-      0;  // reserve: leading pages present and pinned; agree: 1 = the last one's loads failed
-  std::uint64_t lease = 0;               // reserve: the lease; else the lease named in the submission
-  std::uint32_t written = 0;             // write: pages this operation published
-  std::uint32_t present = 0;             // write: pages that were ready already
-  std::uint32_t filling = 0;             // write: pages another lease is filling
-  std::uint32_t dropped = 0;             // write: pages not kept
+  // reserve: leading pages present and pinned; agree: 1 = the last one's loads failed; prefetch: pages that
+  // storage had
+  std::uint32_t hits = 0;
+  std::uint64_t lease = 0;    // reserve: the lease; else the lease named in the submission
+  std::uint32_t written = 0;  // write: pages this operation published; prefetch: pages that came
+  std::uint32_t present = 0;  // write, prefetch: pages that were ready already
+  std::uint32_t filling = 0;  // write: pages another lease is filling; check_prefetch: pages still to come
+  std::uint32_t dropped = 0;  // write, prefetch: pages not kept
   std::uint64_t operation_sequence = 0;  // the daemon's global sequence of the submission
   std::uint64_t bytes =
       0;  // write, load: bytes copied for this rank; agree: last group sequence that has ended
@@ -129,6 +164,8 @@ constexpr std::uint32_t kMaxLayers = 256;
 constexpr std::uint32_t kMaxTensors = 4096;
 constexpr std::uint32_t kMaxAllocations = 1024;
 constexpr std::uint64_t kMaxShardBytes = 256 * kMiB;
+// Whether agreements wait for a sequence. Each order counts its own sequences.
+enum class SequenceOrder : std::uint32_t { agreed = 0, apart = 1 };
 // A rank may run this many sequences ahead of the oldest lease of its group.
 constexpr std::uint32_t kGroupSequenceWindow = 4096;
 // A rank may be this many agreements ahead of the slowest rank of its group.

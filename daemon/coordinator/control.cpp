@@ -100,6 +100,7 @@ std::uint32_t Coordinator::Impl::evict_namespace(NamespaceId ns) {
 
 void Coordinator::Impl::reload(const Config& next) {
   config = next;
+  if (storage != nullptr) storage->reload(config.storage);
 }
 
 void Coordinator::Impl::control(ControlRequest& request) {
@@ -130,6 +131,7 @@ void Coordinator::Impl::control(ControlRequest& request) {
                         {"resident", pages.resident()},
                         {"evictable_leaves", pages.evictable_count()}}},
                       {"cuda", to_json(cuda == nullptr ? CudaStatus{} : cuda->status(), pool_bytes)},
+                      {"storage", storage_status()},
                       {"counters", counters}};
     return request.answer(Status::ok, text_of(answer));
   }
@@ -246,11 +248,12 @@ void Coordinator::Impl::control(ControlRequest& request) {
     }
     return request.answer(Status::ok, text_of(json{{"bumped", list}}));
   }
+  if (command == "storage") return control_storage(request);
   std::string text = "unknown command '";
   for (std::size_t i = 0; i < args.size(); ++i) text += (i ? " " : "") + args[i];
   fail(Status::invalid_argument, text +
                                      "': expected status, ranks, namespaces, clear, evict N, evict-client N, "
-                                     "config or namespace bump PREFIX");
+                                     "config, storage ... or namespace bump PREFIX");
 }
 
 }  // namespace hicache::daemon

@@ -79,6 +79,7 @@ Coordinator::Impl::Impl(const CoordinatorOptions& options)
       recorder(options.tables.flight),
       epoll(::epoll_create1(EPOLL_CLOEXEC)),
       fillers(options.tables.pages.size()) {
+  backups.queued.resize(options.tables.pages.size());
   if (!epoll.valid()) throw std::system_error(errno, std::generic_category(), "epoll_create1");
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
@@ -230,6 +231,10 @@ void Coordinator::Impl::handle(CoordinatorRequest& request) {
           reload(r.config);
         } else if constexpr (std::is_same_v<T, UsablePoolRequest>) {
           pages.slots().set_usable_bytes(r.bytes);
+        } else if constexpr (std::is_same_v<T, StorageNews>) {
+          take_storage_events();
+        } else if constexpr (std::is_same_v<T, StorageChanged>) {
+          storage_changed();
         } else {
           const auto found = transfers_in_flight.find(r.id.value);
           assert(found != transfers_in_flight.end());
@@ -257,13 +262,21 @@ bool Coordinator::Impl::evict_in_background() {
   evicting_in_background = above(low);
   if (!evicting_in_background) return false;
   const auto scope = commit();
+  bool any = false;
   for (std::uint32_t i = 0; i < kBackgroundEvictions; ++i) {
-    if (!above(low) || !pages.evict_one(EvictReason::watermark)) {
-      evicting_in_background = false;
+    evicting_in_background = above(low);
+    if (!evicting_in_background) break;
+    const PageId victim = pages.next_victim();
+    if (!victim) {
+      // What is being written back can go later.
+      evicting_in_background = stats.get(Counter::storing_pages) != 0;
       break;
     }
+    // A page that is written back goes when storage has it.
+    if (!write_back(victim)) pages.evict(victim, EvictReason::watermark);
+    any = true;
   }
-  return true;
+  return any;
 }
 
 bool Coordinator::Impl::work_waiting() {
@@ -310,7 +323,8 @@ void Coordinator::Impl::sleep_until_kicked() {
 }
 
 bool Coordinator::Impl::drained() const {
-  return transfers_in_flight.empty() && writes_in_flight.empty();
+  return transfers_in_flight.empty() && writes_in_flight.empty() && prefetches_in_flight.empty() &&
+         backups.idle();
 }
 
 bool Coordinator::Impl::turn() {
@@ -321,8 +335,10 @@ bool Coordinator::Impl::turn() {
     if (!worked) now_ns = monotonic_ns();
     if (deadlines.top().at_ns <= now_ns) expire(now_ns);
   }
+  end_finished_prefetches();
   close_finished_leases();
   worked |= evict_in_background();
+  start_backups();
   kick_waiting_clients();
   return worked;
 }
@@ -366,6 +382,9 @@ void Coordinator::set_transfers(Transfers* transfers) {
 }
 void Coordinator::set_cuda(const CudaPath* cuda) {
   impl_->cuda = cuda;
+}
+void Coordinator::set_storage(StorageTier* storage) {
+  impl_->storage = storage;
 }
 void Coordinator::post(CoordinatorRequest request) {
   impl_->inbox.post(std::move(request));

@@ -16,6 +16,7 @@ namespace hicache::daemon {
 
 class CudaPath;
 class ShardChecksums;
+class StorageTier;
 
 struct CoordinatorOptions {
   Config config;
@@ -37,6 +38,10 @@ class Coordinator {
   void set_transfers(Transfers* transfers);
   // What `status` tells of CUDA; may be left out. As for set_transfers.
   void set_cuda(const CudaPath* cuda);
+
+  // The tier below; without one nothing is fetched or backed up. Must be set before run(); outlives the
+  // coordinator's thread.
+  void set_storage(StorageTier* storage);
 
   // Hands a request over; never blocks, from any thread.
   void post(CoordinatorRequest request);

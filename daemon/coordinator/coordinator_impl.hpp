@@ -5,15 +5,21 @@
 //   membership.cpp   attach, device buffers, loss of a client
 //   deadlines.cpp    ends of operations whose time is up
 //   control.cpp      hicache-ctl
+//   prefetches.cpp   pages that come from storage
+//   backups.cpp      pages that go to storage
+//   storage_events.cpp   what storage answers, and hicache-ctl storage
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
+#include "daemon/coordinator/backup.hpp"
 #include "daemon/coordinator/client_table.hpp"
 #include "daemon/coordinator/coordinator.hpp"
 #include "daemon/coordinator/deadline_queue.hpp"
@@ -23,8 +29,10 @@
 #include "daemon/coordinator/lease_table.hpp"
 #include "daemon/coordinator/namespace_table.hpp"
 #include "daemon/coordinator/page_table.hpp"
+#include "daemon/coordinator/prefetch.hpp"
 #include "daemon/coordinator/stats.hpp"
 #include "daemon/eviction/policy.hpp"
+#include "daemon/storage/storage_tier.hpp"
 #include "shm/flight_recorder.hpp"
 
 namespace hicache::daemon {
@@ -45,6 +53,15 @@ struct TransferOwner {
   PendingLoad load;
   std::uint64_t write_number = 0;  // 0 = a load
   std::uint32_t tp_rank = 0;
+};
+
+// A request to storage that has not ended.
+struct StorageWork {
+  StorageOperation operation = StorageOperation::exists;
+  NamespaceId ns;             // held
+  std::uint64_t number = 0;   // of the prefetch that asks or the backup that writes; 0 = nobody any more
+  std::vector<PageId> pages;  // get, put
+  std::vector<bool> told;     // by page: get, put: its buffers are free again; exists: it is there
 };
 
 struct Coordinator::Impl {
@@ -112,6 +129,52 @@ struct Coordinator::Impl {
   void fence(Client& client);
   void move_clients(const Group& group, NamespaceId ns);
 
+  // --- prefetches.cpp
+  void execute_prefetch(Client& client, const Submission& submission, std::uint64_t sequence);
+  void execute_check_prefetch(Client& client, const Submission& submission, std::uint64_t sequence);
+  void decide_prefetch(Lease& lease, const Submission& submission);
+  void query_storage(Prefetch& prefetch);
+  void take_query_answer(Prefetch& prefetch, std::size_t found);
+  void begin_fetching(Prefetch& prefetch);
+  void send_fetches(Prefetch& prefetch, std::span<const PageId> pages_to_read);
+  void wait_for_page(Prefetch& prefetch, Lease& lease, std::uint32_t position, PageId page);
+  // Tells those who wait for a page that it is ready or lost. A lost one is not pinned by them afterwards.
+  void tell_waiting(PageId page, bool ready, bool from_storage);
+  void end_prefetch(Prefetch& prefetch, Status status);
+  void end_finished_prefetches();
+  void answer_participants(Prefetch& prefetch);
+  void expire_prefetch(const Deadline& due);
+  Prefetch* find_prefetch(std::uint64_t number);
+
+  // --- backups.cpp
+  [[nodiscard]] bool backs_up(BackupPolicy by) const;
+  [[nodiscard]] bool still_there(const BackupPage& one) const;
+  void add_candidate(PageId page, std::uint32_t owner, bool storing);
+  void drop_backup(const BackupPage& one, Counter why);
+  void offer_backup(PageId page, GroupSlot group);
+  void offer_used_pages(const Lease& lease);
+  bool write_back(PageId page);
+  void start_backups();
+  void queue_candidates();
+  void send_next_batch(BackupOperation& operation);
+  void end_backup(std::uint64_t number, Counter why_not_the_rest);
+  void drop_waiting_backups(Counter why);
+
+  // --- storage_events.cpp
+  void take_storage_events();
+  void take_page_event(StorageWork& work, std::uint32_t index, Status status);
+  void take_late_event(StorageWork& work);
+  void take_ended_event(const StorageWork& work);
+  void storage_changed();
+  void control_storage(ControlRequest& request);
+  [[nodiscard]] nlohmann::json storage_status() const;
+  std::uint64_t send_to_storage(StorageOperation operation, NamespaceId ns, std::uint32_t owner,
+                                std::vector<PrefixHash> hashes, StorageWork work);
+  std::shared_ptr<const StorageNamespace> storage_namespace(NamespaceId ns);
+  [[nodiscard]] bool storage_attached() const {
+    return storage != nullptr && storage->state() == StorageState::attached;
+  }
+
   // --- deadlines.cpp
   // The operation is in flight already.
   void set_deadline(const Deadline& deadline);
@@ -150,10 +213,12 @@ struct Coordinator::Impl {
   std::uint64_t next_number = 0;  // of transfers and writes
   std::unordered_map<std::uint64_t, TransferOwner> transfers_in_flight;
   std::unordered_map<std::uint64_t, GroupWrite*> writes_in_flight;
-  // Who is filling a page: the write and the position in it.
+  // Who is filling a page: the write and the position in it, or storage.
   struct Filler {
     GroupWrite* write = nullptr;
     std::uint32_t position = 0;
+    bool storage = false;
+    bool reading = false;  // storage has not told how its read ended: it may still write to the slot
   };
   std::vector<Filler> fillers;  // by page
   DeadlineQueue deadlines;
@@ -161,6 +226,17 @@ struct Coordinator::Impl {
   std::vector<LeaseId> maybe_finished;  // a write of theirs ended on behalf of another lease
   std::size_t next_client = 0;          // fairness: where the next turn starts
   bool evicting_in_background = false;
+  StorageTier* storage = nullptr;
+  std::unordered_map<std::uint64_t, StorageWork> storage_work;           // by request
+  std::unordered_map<std::uint64_t, Prefetch*> prefetches_in_flight;     // by number
+  std::unordered_map<std::uint32_t, std::vector<PrefetchWait>> waiting;  // by page that is being filled
+  std::vector<std::uint64_t> maybe_complete;                             // prefetches that a page was told to
+  std::uint64_t prefetching_bytes = 0;
+  Backups backups;
+  std::vector<std::function<void(Status, std::string)>> backup_waiters;  // of `storage sync`
+  std::unordered_map<std::uint32_t, std::shared_ptr<const StorageNamespace>> storage_namespaces;
+  std::vector<StorageEvent> storage_events;  // reused
+
   std::vector<CoordinatorRequest> taken;  // reused
   std::vector<PageId> scratch_pages;
   std::vector<DevicePage> scratch_device_pages;

@@ -4,7 +4,9 @@
 namespace hicache::daemon {
 
 void Coordinator::Impl::set_deadline(const Deadline& deadline) {
-  deadlines.push(deadline, transfers_in_flight.size() + writes_in_flight.size(), [this](const Deadline& d) {
+  const std::size_t open = transfers_in_flight.size() + writes_in_flight.size() + prefetches_in_flight.size();
+  deadlines.push(deadline, open, [this](const Deadline& d) {
+    if (d.prefetch != 0) return prefetches_in_flight.contains(d.prefetch);
     return d.write_number != 0 ? writes_in_flight.contains(d.write_number)
                                : transfers_in_flight.contains(d.transfer);
   });
@@ -15,6 +17,10 @@ void Coordinator::Impl::expire(std::uint64_t at_ns) {
   while (!deadlines.empty() && deadlines.top().at_ns <= at_ns) {
     const Deadline due = deadlines.top();
     deadlines.pop();
+    if (due.prefetch != 0) {
+      expire_prefetch(due);
+      continue;
+    }
     if (due.write_number == 0) {
       expire_load(due.transfer);
       continue;

@@ -80,8 +80,9 @@ struct Group {
   std::vector<ClientSlot> members;  // by tp rank, none = not attached
   ClientSlot scheduler;
   std::uint32_t leases = 0;
-  std::array<SequenceWindow, 2> sequences;  // of the ranks, of the scheduler
-  AgreementWindow agreements;               // of the ranks
+  // Of the ranks, of the scheduler, and of the ranks' sequences apart, for which no agreement waits.
+  std::array<SequenceWindow, 3> sequences;
+  AgreementWindow agreements;  // of the ranks
 
   [[nodiscard]] std::uint64_t all_ranks() const { return tp_size == 64 ? ~0ull : (1ull << tp_size) - 1; }
   [[nodiscard]] bool empty() const;

@@ -55,6 +55,7 @@ Lease* LeaseTable::open(GroupSlot group, NamespaceId ns, std::uint64_t sequence,
   lease.pages.assign(lease.hashes.size(), PageId::none());
   lease.hits = 0;
   lease.writes.clear();
+  lease.prefetch.reset();
   lease.loads_in_flight = 0;
   lease.loads_failed = false;
   lease.counts_as_use = true;
@@ -197,6 +198,7 @@ void LeaseTable::close(Lease& lease) {
   lease.hashes.clear();
   lease.pages.clear();
   lease.writes.clear();
+  lease.prefetch.reset();
   set_state(lease, LeaseState::free);
   stats_.sub(Counter::live_leases);
   free_leases_.push_back(lease.slot.value);

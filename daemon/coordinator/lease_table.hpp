@@ -10,6 +10,7 @@
 
 #include "daemon/coordinator/group_write.hpp"
 #include "daemon/coordinator/page_table.hpp"
+#include "daemon/coordinator/prefetch.hpp"
 #include "shm/region.hpp"
 
 namespace hicache::daemon {
@@ -28,6 +29,7 @@ struct Lease {
   std::vector<PageId> pages;  // by position in the request; none = not pinned by this lease
   std::uint32_t hits = 0;
   std::vector<std::unique_ptr<GroupWrite>> writes;
+  std::unique_ptr<Prefetch> prefetch;
   std::uint32_t loads_in_flight = 0;
   bool loads_failed = false;  // a rank's load did not end well
   bool counts_as_use = true;  // false once the group broke or diverged: its request was not one

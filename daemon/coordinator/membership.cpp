@@ -138,6 +138,7 @@ void Coordinator::Impl::lose(Client& client, bool orderly) {
         stats.add(Counter::peer_lost);
         end_write(*write, Status::peer_lost);
       }
+      if (lease.prefetch && !lease.prefetch->ended) end_prefetch(*lease.prefetch, Status::peer_lost);
       leases.set_holders(lease, 0);
       if (!lease.poisoned()) leases.set_state(lease, LeaseState::closing);
       maybe_finished.push_back(lease.id());

@@ -44,6 +44,19 @@ Status Coordinator::Impl::check(const Client& client, const Submission& s) const
   if (s.flags != 0 || s.reserved0 != 0 || s.reserved1 != 0 || s.reserved2 != 0)
     return Status::invalid_argument;
   const bool has_list = s.opcode == Opcode::reserve || s.opcode == Opcode::write || s.opcode == Opcode::load;
+  if (s.opcode == Opcode::prefetch) {
+    if (s.arena_offset != 0 || s.fence_value != 0 || s.count == 0 || s.sequence_or_lease == 0)
+      return Status::invalid_argument;
+    if (s.fence != Submission::kNoFence && s.fence > static_cast<std::uint32_t>(PrefetchPolicy::timeout))
+      return Status::invalid_argument;
+    return s.count > kMaxPagesPerOperation || s.first > kMaxPagesPerOperation ? Status::too_large
+                                                                              : Status::ok;
+  }
+  if (s.opcode == Opcode::check_prefetch || s.opcode == Opcode::end_prefetch) {
+    const bool blank = s.arena_offset == 0 && s.count == 0 && s.fence_value == 0 &&
+                       (s.fence == 0 || s.fence == Submission::kNoFence);
+    return blank && s.first != 0 && s.sequence_or_lease != 0 ? Status::ok : Status::invalid_argument;
+  }
   if (!has_list) {
     const bool blank = s.arena_offset == 0 && s.count == 0 && s.first == 0 && s.fence_value == 0 &&
                        (s.fence == 0 || s.fence == Submission::kNoFence);
@@ -65,7 +78,11 @@ Status Coordinator::Impl::check(const Client& client, const Submission& s) const
     return Status::invalid_argument;
   }
   if (s.opcode == Opcode::reserve) {
-    return s.first == 0 && s.fence_value == 0 ? Status::ok : Status::invalid_argument;
+    if (s.fence_value != 0 || s.first > static_cast<std::uint32_t>(SequenceOrder::apart))
+      return Status::invalid_argument;
+    // A scheduler's sequences are apart as they are.
+    const bool apart = s.first == static_cast<std::uint32_t>(SequenceOrder::apart);
+    return apart && client.role != Role::rank ? Status::not_permitted : Status::ok;
   }
   if (client.role != Role::rank) return Status::not_permitted;
   const std::uint32_t fences = s.opcode == Opcode::write ? kWriteFences : kProducerSlots;
@@ -100,7 +117,9 @@ void Coordinator::Impl::execute(Client& client, const Submission& submission) {
   // What is in flight ends first: its pages are released, and ranks may still join a write that others have
   // posted. An agreement begins nothing.
   const bool ends_something = submission.opcode == Opcode::release || submission.opcode == Opcode::write ||
-                              submission.opcode == Opcode::agree;
+                              submission.opcode == Opcode::agree ||
+                              submission.opcode == Opcode::check_prefetch ||
+                              submission.opcode == Opcode::end_prefetch;
   if (stopping.load(kRelaxed) && !ends_something) {
     return answer(client, submission, sequence, Status::shutting_down);
   }
@@ -116,6 +135,11 @@ void Coordinator::Impl::execute(Client& client, const Submission& submission) {
       return execute_release(client, submission, sequence);
     case Opcode::agree:
       return execute_agree(client, submission, sequence);
+    case Opcode::prefetch:
+      return execute_prefetch(client, submission, sequence);
+    case Opcode::check_prefetch:
+    case Opcode::end_prefetch:
+      return execute_check_prefetch(client, submission, sequence);
     case Opcode::none:
     case Opcode::nop:
       break;
@@ -127,7 +151,8 @@ void Coordinator::Impl::execute_reserve(Client& client, const Submission& submis
                                         std::uint64_t sequence) {
   Group& group = groups.get(client.group);
   const bool by_scheduler = client.role == Role::scheduler;
-  SequenceWindow& window = group.sequences[by_scheduler ? 1 : 0];
+  const bool apart = submission.first == static_cast<std::uint32_t>(SequenceOrder::apart);
+  SequenceWindow& window = group.sequences[by_scheduler ? 1 : apart ? 2 : 0];
   // The only read of the hash list: the lease keeps this copy.
   scratch_hashes.resize(submission.count);
   std::memcpy(static_cast<void*>(scratch_hashes.data()), client.arena + submission.arena_offset,
@@ -216,6 +241,7 @@ void Coordinator::Impl::poison(Lease& lease) {
   for (auto& write : lease.writes) {
     if (!write->ended) end_write(*write, Status::poisoned);
   }
+  if (lease.prefetch && !lease.prefetch->ended) end_prefetch(*lease.prefetch, Status::poisoned);
 }
 
 bool Coordinator::Impl::read_device_pages(const Client& client, const Submission& submission,
@@ -395,10 +421,15 @@ void Coordinator::Impl::try_close(Lease& lease) {
   for (const auto& write : lease.writes) {
     if (!write->ended || write->copying != 0) return;
   }
+  // Nobody is left who could use what it still brings.
+  if (lease.prefetch && !lease.prefetch->ended) end_prefetch(*lease.prefetch, Status::ok);
   const bool use = lease.counts_as_use;
   Group& group = groups.get(lease.group);
   const NamespaceId ns = lease.namespace_id;
-  if (use) leases.stamp_all(lease);
+  if (use) {
+    leases.stamp_all(lease);
+    offer_used_pages(lease);
+  }
   HICACHE_CRASH_POINT(release_stamped);
   for (SequenceWindow& window : group.sequences) {
     if (window.look_up(lease.sequence).lease == lease.id()) window.end(lease.sequence, lease.loads_failed);

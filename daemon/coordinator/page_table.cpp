@@ -40,6 +40,9 @@ PageTable::PageTable(const Tables& tables, std::uint64_t segment_bytes, const Ev
     for (const PageId page : survey->keep) adopt(page);
   }
   stats_.set(Counter::pinned_pages, 0);
+  for (const Counter gauge :
+       {Counter::storing_pages, Counter::prefetching_pages, Counter::backup_queue_pages})
+    stats_.set(gauge, 0);
   stats_.set(Counter::ready_pages, survey != nullptr ? survey->keep.size() : 0);
   header_->use_clock.store(use_clock_, kRelaxed);
   publish_gauges();
@@ -79,6 +82,7 @@ void PageTable::adopt(PageId page) {
   e.chain_next.store(kNone32, kRelaxed);
   PageWord w = word(page);
   w.pins = 0;
+  w.flags = PageWord::kDirty;  // what storage this daemon will have, and what it holds, is not known
   set_word(page, w);
   index_.insert(page, index_.bucket_of(load_key(e), ns));
   bump(namespaces_[ns.value].resident_pages);
@@ -157,7 +161,8 @@ PageUse PageTable::use_of(PageId page) const {
 void PageTable::update_evictable(PageId page) {
   const PageEntry& e = entries_[page.value];
   const PageWord w = word(page);
-  const bool wanted = w.state == PageState::ready && w.pins == 0 && e.children.load(kRelaxed) == 0;
+  const bool wanted = w.state == PageState::ready && w.pins == 0 && e.children.load(kRelaxed) == 0 &&
+                      (w.flags & PageWord::kStoring) == 0;
   if (wanted == evictable_.contains(page)) return;
   const SizeClassId size_class{e.size_class.load(kRelaxed)};
   if (wanted) {
@@ -202,7 +207,7 @@ PageId PageTable::allocate(const NewPage& page) {
   // Generation 0 means "never used": skip it when the counter wraps.
   w.generation = Generation{w.generation.value + 1 == 0 ? 1 : w.generation.value + 1};
   w.state = PageState::reserved;
-  w.flags = PageWord::kDirty;
+  w.flags = page.dirty ? PageWord::kDirty : std::uint8_t{0};
   set_word(id, w);
   HICACHE_CRASH_POINT(admit_reserved);
   for (std::size_t i = 0; i < 4; ++i) e.key[i].store(page.key.words[i], kRelaxed);
@@ -245,14 +250,27 @@ bool PageTable::publishable(PageId page, std::uint32_t shards) const {
   return !up || state(up) == PageState::ready;
 }
 
-void PageTable::publish(PageId page) {
+void PageTable::complete_shards(PageId page, std::uint32_t shards) {
+  entries_[page.value].shards_done.store(shards == 64 ? ~0ull : (1ull << shards) - 1, kRelaxed);
+}
+
+void PageTable::set_filler(PageId page, LeaseSlot filler) {
+  assert(state(page) == PageState::filling);
+  entries_[page.value].filler_lease.store(filler.value, kRelaxed);
+}
+
+void PageTable::publish(PageId page, PageSource source) {
   PageEntry& e = entries_[page.value];
   e.filler_lease.store(kNone32, kRelaxed);
   e.seal.store(page_seal(e), kRelaxed);
   HICACHE_CRASH_POINT(publish_sealed);
   move_to(page, PageState::ready);
-  bump(namespaces_[namespace_of(page).value].written);
-  stats_.add(Counter::written);
+  if (source == PageSource::device) {
+    bump(namespaces_[namespace_of(page).value].written);
+    stats_.add(Counter::written);
+  } else {
+    stats_.add(Counter::prefetched);
+  }
   stats_.add(Counter::ready_pages);
   update_evictable(page);
 }
@@ -295,6 +313,38 @@ void PageTable::release(PageId page) {
   publish_gauges();
 }
 
+void PageTable::set_flag(PageId page, std::uint8_t flag, bool on) {
+  PageWord w = word(page);
+  w.flags = static_cast<std::uint8_t>(on ? w.flags | flag : w.flags & ~flag);
+  set_word(page, w);
+}
+
+void PageTable::set_storing(PageId page, bool storing) {
+  assert(storing ? state(page) == PageState::ready : this->storing(page));
+  set_flag(page, PageWord::kStoring, storing);
+  if (storing) {
+    stats_.add(Counter::storing_pages);
+  } else {
+    stats_.sub(Counter::storing_pages);
+  }
+  const PageWord w = word(page);
+  if (!storing && w.state == PageState::evicting && w.pins == 0) {
+    if ((w.flags & PageWord::kQuarantined) == 0) release(page);
+  } else {
+    update_evictable(page);
+  }
+}
+
+void PageTable::clear_dirty(PageId page) {
+  if (state(page) == PageState::ready) set_flag(page, PageWord::kDirty, false);
+}
+
+void PageTable::mark_all_dirty() {
+  for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+    if (state(PageId{i}) == PageState::ready) set_flag(PageId{i}, PageWord::kDirty, true);
+  }
+}
+
 void PageTable::pin(PageId page) {
   PageWord w = word(page);
   assert(w.pins < PageWord::kMaxPins);
@@ -312,7 +362,7 @@ void PageTable::unpin(PageId page) {
   stats_.sub(Counter::pinned_pages);
   if (w.pins != 0) return;
   if (w.state == PageState::evicting) {
-    if ((w.flags & PageWord::kQuarantined) == 0) release(page);
+    if ((w.flags & (PageWord::kQuarantined | PageWord::kStoring)) == 0) release(page);
   } else {
     update_evictable(page);
   }
@@ -338,6 +388,7 @@ bool PageTable::evict_one(EvictReason reason) {
 void PageTable::evict(PageId page, EvictReason reason) {
   PageEntry& e = entries_[page.value];
   assert(evictable_.contains(page));
+  if (dirty(page)) stats_.add(Counter::evicted_dirty);
   evictable_.erase(page, SizeClassId{e.size_class.load(kRelaxed)});
   move_to(page, PageState::evicting);
   HICACHE_CRASH_POINT(evict_marked);
@@ -374,7 +425,7 @@ void PageTable::condemn(PageId page, bool quarantine) {
     stats_.add(Counter::evicted);
     stats_.add(Counter::evicted_request);
   }
-  if (w.pins == 0 && !quarantine) release(page);
+  if (w.pins == 0 && !quarantine && (w.flags & PageWord::kStoring) == 0) release(page);
 }
 
 void PageTable::for_each_child(PageId page, const std::function<void(PageId)>& visit) const {

@@ -6,7 +6,8 @@
 // Invariants
 //   1. A page is in the index exactly while it is filling or ready.
 //   2. A ready page's parent is ready: publication goes in prefix order and eviction in reverse.
-//   3. A page is evictable exactly while it is ready, has no pins and no children.
+//   3. A page is evictable exactly while it is ready, has no pins and no children, and storage does not read
+//   it.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +33,12 @@ struct NewPage {
   PageId parent;  // none for a request's first page
   std::uint32_t depth = 0;
   LeaseSlot filler;
-  PoolOffset near;  // slot of the previous page of the request, or none
+  PoolOffset near;    // slot of the previous page of the request, or none
+  bool dirty = true;  // no storage is known to hold it
 };
+
+// Who filled a page.
+enum class PageSource { device, storage };
 
 enum class EvictReason { demand, watermark, request };
 
@@ -56,8 +61,12 @@ class PageTable {
   bool complete_shard(PageId page, std::uint32_t shard, std::uint32_t shards);
   // True when every shard is complete and the parent, if any, is ready.
   [[nodiscard]] bool publishable(PageId page, std::uint32_t shards) const;
+  // Marks all of them complete.
+  void complete_shards(PageId page, std::uint32_t shards);
   // filling -> ready.
-  void publish(PageId page);
+  void publish(PageId page, PageSource source = PageSource::device);
+  // Another lease answers for the fill from now on. Precondition: filling.
+  void set_filler(PageId page, LeaseSlot filler);
   // filling -> aborting: out of the index at once, its slot stays until finish_abort. Precondition: no
   // children.
   void abort(PageId page);
@@ -69,6 +78,14 @@ class PageTable {
   // children.
   void condemn(PageId page, bool quarantine);
 
+  // Storage reads the page's bytes, or does no more. While it does, the page is not evicted, and should it be
+  // condemned, its slot stays. Precondition of the first: ready.
+  void set_storing(PageId page, bool storing);
+  // Storage holds the page. Nothing happens when it is no longer ready.
+  void clear_dirty(PageId page);
+  // No storage is known to hold any page from now on.
+  void mark_all_dirty();
+
   void pin(PageId page);
   void unpin(PageId page);
   // Gives the page the next use stamp and counts one more use.
@@ -79,6 +96,8 @@ class PageTable {
   // Evicts a given page. Precondition: it is evictable.
   void evict(PageId page, EvictReason reason);
   [[nodiscard]] bool evictable(PageId page) const { return evictable_.contains(page); }
+  // The page that would be evicted next, or none.
+  [[nodiscard]] PageId next_victim() const { return evictable_.first(); }
   [[nodiscard]] std::size_t evictable_count() const { return evictable_.size(); }
 
   // Calls `visit` with every child; children may be removed by the call.
@@ -100,6 +119,11 @@ class PageTable {
   [[nodiscard]] PageId parent(PageId page) const {
     return PageId{entries_[page.value].parent.load(std::memory_order_relaxed)};
   }
+  [[nodiscard]] bool dirty(PageId page) const { return (word(page).flags & PageWord::kDirty) != 0; }
+  [[nodiscard]] bool storing(PageId page) const { return (word(page).flags & PageWord::kStoring) != 0; }
+  [[nodiscard]] std::uint32_t uses(PageId page) const {
+    return entries_[page.value].uses.load(std::memory_order_relaxed);
+  }
   [[nodiscard]] std::uint32_t capacity() const { return static_cast<std::uint32_t>(entries_.size()); }
   [[nodiscard]] std::uint32_t resident() const {
     return capacity() - static_cast<std::uint32_t>(free_.size());
@@ -116,6 +140,7 @@ class PageTable {
   };
 
   void set_word(PageId page, PageWord word);
+  void set_flag(PageId page, std::uint8_t flag, bool on);
   void move_to(PageId page, PageState next);
   void link_child(PageId parent, PageId child);
   void unlink_child(PageId child);

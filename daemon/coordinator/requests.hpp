@@ -70,7 +70,13 @@ struct UsablePoolRequest {
   std::uint64_t bytes = 0;
 };
 
-using CoordinatorRequest = std::variant<AttachRequest, BuffersRequest, GoneRequest, ControlRequest,
-                                        ReloadRequest, UsablePoolRequest, TransferDone>;
+// The storage tier has events to give.
+struct StorageNews {};
+// What storage holds is no longer what it was: another backend, or none, or an empty one.
+struct StorageChanged {};
+
+using CoordinatorRequest =
+    std::variant<AttachRequest, BuffersRequest, GoneRequest, ControlRequest, ReloadRequest, UsablePoolRequest,
+                 StorageNews, StorageChanged, TransferDone>;
 
 }  // namespace hicache::daemon

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <utility>
 
 #include "daemon/coordinator/coordinator_impl.hpp"
 #include "daemon/transfer/page_spread.hpp"
@@ -116,7 +117,7 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
       broken_chain = true;
       continue;
     }
-    fillers[page.value] = Filler{&write, i};
+    fillers[page.value] = Filler{&write, i, false, false};
     slot.page = page;
     if (lease.pages[position]) leases.drop_pin(lease, position);  // one that was quarantined meanwhile
     leases.pin(lease, position, page);
@@ -219,8 +220,10 @@ void Coordinator::Impl::publish_from(PageId first) {
   while (!stack.empty()) {
     const PageId page = stack.back();
     stack.pop_back();
-    pages.publish(page);
+    const Filler& filler = fillers[page.value];
+    pages.publish(page, filler.storage ? PageSource::storage : PageSource::device);
     HICACHE_CRASH_POINT(publish_ready);
+    offer_backup(page, filler.storage ? GroupSlot{} : leases.find(filler.write->lease).value()->group);
     resolve(page, Status::ok);
     const std::uint32_t shards = namespaces.get(pages.namespace_of(page)).spec.shards();
     pages.for_each_child(page, [&](PageId child) {
@@ -229,13 +232,14 @@ void Coordinator::Impl::publish_from(PageId first) {
   }
 }
 
-// Records how the fill of a page ended in the write that fills it.
+// Records how the fill of a page ended in the write that fills it and with those who wait for it.
 void Coordinator::Impl::resolve(PageId page, Status status) {
-  Filler& filler = fillers[page.value];
+  const Filler filler = std::exchange(fillers[page.value], Filler{});
+  tell_waiting(page, status == Status::ok, filler.storage);
+  if (filler.storage) return;
   assert(filler.write != nullptr);
   GroupWrite& write = *filler.write;
   WritePage& slot = write.pages[filler.position];
-  filler = Filler{};
   assert(slot.status == Status::again && slot.page == page);
   slot.status = status;
   --write.unresolved;
@@ -256,10 +260,18 @@ void Coordinator::Impl::give_up(PageId top) {
   }
   for (std::size_t i = order.size(); i-- > 0;) {
     const PageId page = order[i];
-    GroupWrite& write = *fillers[page.value].write;
+    const Filler filler = fillers[page.value];
+    if (filler.storage) {
+      pages.abort(page);
+      resolve(page, Status::dropped);
+      // Until storage has told how its read ended, the slot is nobody's.
+      if (!filler.reading) pages.finish_abort(page);
+      continue;
+    }
+    GroupWrite& write = *filler.write;
     auto lease = leases.find(write.lease);
     assert(lease.ok());
-    leases.drop_pin(**lease, write.first + fillers[page.value].position);
+    leases.drop_pin(**lease, write.first + filler.position);
     pages.abort(page);
     write.aborting.push_back(page);
     resolve(page, Status::dropped);

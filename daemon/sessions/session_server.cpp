@@ -55,6 +55,7 @@ std::string printable(std::string text) {
 bool reads_only(const std::vector<std::string>& arguments) {
   if (arguments.empty()) return true;
   const std::string& command = arguments.front();
+  if (command == "storage") return arguments.size() == 2 && arguments[1] == "status";
   return command == "status" || command == "ranks" || command == "namespaces" || command == "config";
 }
 

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "daemon/storage/file/file_backend.hpp"
+#include "daemon/storage/memory_backend.hpp"
 #include "daemon/storage/redis/redis_backend.hpp"
 
 namespace hicache::daemon {
@@ -20,10 +21,17 @@ struct Row {
 // In the order in which they are listed to people.
 constexpr std::array kBackends = {
     Row{"file", make_file_backend},
+    Row{"memory", make_memory_backend},
     Row{"redis", make_redis_backend},
 };
 
 }  // namespace
+
+std::vector<std::string_view> storage_backend_names() {
+  std::vector<std::string_view> names;
+  for (const Row& row : kBackends) names.push_back(row.name);
+  return names;
+}
 
 Result<std::unique_ptr<StorageBackend>> make_storage_backend(const std::string& name,
                                                              const Settings& settings,

@@ -4,11 +4,17 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "daemon/storage/backend.hpp"
 #include "shm/status.hpp"
 
 namespace hicache::daemon {
+
+// The names of all backends, in the order in which they are listed to people. Each has an object of settings
+// in the configuration, storage.<name>.
+std::vector<std::string_view> storage_backend_names();
 
 // Makes the backend `name` from its own settings, the object storage.<name> of the configuration. The sink
 // outlives the backend.

@@ -36,8 +36,11 @@ bool Session::Impl::plausible(const Operation& operation, const Completion& c) c
   if (c.flags == Completion::kPagesBusy && !operation.touches_pages()) return false;
   if (c.flags != 0 && c.flags != Completion::kPagesBusy) return false;
   const std::uint64_t pages = std::uint64_t{c.written} + c.present + c.filling + c.dropped;
-  const std::uint32_t most_hits = c.opcode == Opcode::agree ? 1 : operation.count;
-  if (c.hits > most_hits || pages > operation.count) return false;
+  // What an answer about a prefetch counts is another operation's.
+  const bool about_prefetch = c.opcode == Opcode::check_prefetch || c.opcode == Opcode::end_prefetch;
+  const std::uint32_t most_pages = about_prefetch ? kMaxPagesPerOperation : operation.count;
+  const std::uint32_t most_hits = c.opcode == Opcode::agree ? 1 : most_pages;
+  if (c.hits > most_hits || pages > most_pages) return false;
   return operation.stage == Stage::open || operation.stage == Stage::expired;
 }
 

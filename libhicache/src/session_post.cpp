@@ -129,7 +129,7 @@ Result<Ticket> Session::nop(std::uint32_t deadline_ms) {
 }
 
 Result<Ticket> Session::reserve(std::uint64_t sequence, std::span<const PrefixHash> hashes,
-                                std::uint32_t deadline_ms) {
+                                std::uint32_t deadline_ms, SequenceOrder order) {
   follow_daemon();
   if (impl_->fork.forked()) return forked_error();
   if (sequence == 0) return Error{Status::invalid_argument, "sequence is 0; sequences start at 1", 0};
@@ -144,6 +144,7 @@ Result<Ticket> Session::reserve(std::uint64_t sequence, std::span<const PrefixHa
   s.opcode = Opcode::reserve;
   s.deadline_ms = deadline_ms;
   s.sequence_or_lease = sequence;
+  s.first = static_cast<std::uint32_t>(order);
   s.count = static_cast<std::uint32_t>(hashes.size());
   return impl_->post(s, bytes_of(hashes), 0);
 }
@@ -220,6 +221,48 @@ Result<Ticket> Session::agree(std::uint64_t number, std::uint32_t deadline_ms) {
   s.opcode = Opcode::agree;
   s.deadline_ms = deadline_ms;
   s.sequence_or_lease = number;
+  return impl_->post(s, {}, 0);
+}
+
+Result<Ticket> Session::prefetch(LeaseId lease, std::uint32_t first, std::uint32_t count,
+                                 std::optional<PrefetchPolicy> policy, std::uint32_t deadline_ms) {
+  follow_daemon();
+  if (count == 0) return Error{Status::invalid_argument, "no pages to prefetch; at least 1 expected", 0};
+  if (count > kMaxPagesPerOperation) {
+    return Error{
+        Status::too_large,
+        std::to_string(count) + " pages in one operation; at most " + std::to_string(kMaxPagesPerOperation),
+        0};
+  }
+  Submission s;
+  s.opcode = Opcode::prefetch;
+  s.deadline_ms = deadline_ms;
+  s.sequence_or_lease = lease.value;
+  s.first = first;
+  s.count = count;
+  if (policy) s.fence = static_cast<std::uint32_t>(*policy);
+  return impl_->post(s, {}, 0);
+}
+
+Result<Ticket> Session::check_prefetch(LeaseId lease, std::uint32_t number, std::uint32_t deadline_ms) {
+  return ask_about_prefetch(Opcode::check_prefetch, lease, number, deadline_ms);
+}
+
+Result<Ticket> Session::end_prefetch(LeaseId lease, std::uint32_t number, std::uint32_t deadline_ms) {
+  return ask_about_prefetch(Opcode::end_prefetch, lease, number, deadline_ms);
+}
+
+Result<Ticket> Session::ask_about_prefetch(Opcode opcode, LeaseId lease, std::uint32_t number,
+                                           std::uint32_t deadline_ms) {
+  follow_daemon();
+  if (number == 0) {
+    return Error{Status::invalid_argument, "question 0; questions about a prefetch are numbered from 1", 0};
+  }
+  Submission s;
+  s.opcode = opcode;
+  s.deadline_ms = deadline_ms;
+  s.sequence_or_lease = lease.value;
+  s.first = number;
   return impl_->post(s, {}, 0);
 }
 

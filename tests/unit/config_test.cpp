@@ -8,6 +8,7 @@
 
 #include "daemon/config_keys.hpp"
 #include "daemon/region_owner.hpp"
+#include "daemon/storage/backend_factory.hpp"
 #include "shm/page_word.hpp"
 #include "shm/protocol.hpp"
 #include "tests/support/catch.hpp"
@@ -53,7 +54,7 @@ TEST_CASE("an empty configuration is the default one and prints every key") {
 }
 
 TEST_CASE("a configuration in which every key differs from its default survives printing and parsing") {
-  const std::string text = R"({
+  auto json = nlohmann::ordered_json::parse(R"({
     "name": "other", "socket": {"path": "/tmp/x.sock", "allowed_uids": [1000, 1001], "max_connections": 7},
     "pool": {"bytes": "96MiB", "segment_bytes": 65536, "max_pages": 12345},
     "region": {"keep_on_exit": true, "flight_records": 64},
@@ -66,8 +67,15 @@ TEST_CASE("a configuration in which every key differs from its default survives 
     "limits": {"clients": 9, "namespaces": 10, "leases": 11, "leases_per_group": 12, "submission_entries": 32,
                "completion_entries": 128, "arena_bytes": "64KiB", "operation_deadline_ms": 13,
                "max_deadline_ms": 14, "hello_deadline_ms": 15},
-    "log": {"level": "debug", "file": "/tmp/log"}})";
-  const auto config = parse_config(text);
+    "storage": {"backend": "memory", "prefetch_threshold_tokens": 1, "prefetch_policy": "best_effort",
+                "prefetch_timeout_base_ms": 2, "prefetch_timeout_per_ki_token_ms": 3,
+                "prefetch_timeout_max_ms": 4, "prefetch_capacity": 0.25, "backup_policy": "write_back",
+                "backup_uses": 5, "backup_queue_pages": 6, "read_batches": 7, "write_batches": 8,
+                "batch_deadline_ms": 9, "breaker_failures": 10, "breaker_suspend_ms": 11},
+    "log": {"level": "debug", "file": "/tmp/log"}})");
+  // What a backend's settings may hold is known when it is made.
+  for (const auto name : storage_backend_names()) json["storage"][std::string(name)] = {{"anything", 1}};
+  const auto config = parse_config(json.dump());
   if (!config.ok() && config.error().message.find("built without xxHash") != std::string::npos) {
     WARN("SKIPPED: checksums need xxHash at build time");
     return;

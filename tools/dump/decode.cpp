@@ -200,6 +200,7 @@ std::optional<PageRow> decode_page(const ConstTables& t, std::uint32_t id) {
                 ? std::string(to_string(word.state))
                 : invalid(static_cast<std::uint8_t>(word.state));
   if ((word.flags & PageWord::kDirty) != 0) r.flags = "dirty";
+  if ((word.flags & PageWord::kStoring) != 0) r.flags += r.flags.empty() ? "storing" : ",storing";
   if ((word.flags & PageWord::kQuarantined) != 0) r.flags = "quarantined";
   if ((word.flags & ~PageWord::kKnownFlags) != 0) r.flags = invalid(word.flags);
   r.key = hex(e.key);

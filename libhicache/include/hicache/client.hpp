@@ -76,12 +76,12 @@ struct OperationResult {
   Opcode opcode = Opcode::none;
   Status status = Status::ok;
   LeaseId lease;
-  std::uint32_t hits = 0;                // reserve
-  std::uint32_t written = 0;             // write: pages published by this operation (counted once per group)
-  std::uint32_t present = 0;             // write: pages that were ready already
-  std::uint32_t filling = 0;             // write: pages that another lease was filling
-  std::uint32_t dropped = 0;             // write: pages not kept
-  std::uint64_t bytes = 0;               // write, load: bytes copied for this rank
+  std::uint32_t hits = 0;     // reserve; prefetch: pages that storage had
+  std::uint32_t written = 0;  // write: pages published by it, counted once per group; prefetch: that came
+  std::uint32_t present = 0;  // write, prefetch: pages that were ready already, or came from elsewhere
+  std::uint32_t filling = 0;  // write: pages that another lease was filling; check_prefetch: 0 = it has ended
+  std::uint32_t dropped = 0;  // write: pages not kept; prefetch: pages that did not come
+  std::uint64_t bytes = 0;    // write, load: bytes copied for this rank
   std::uint64_t operation_sequence = 0;  // the daemon's global order
   std::uint64_t agreed = 0;              // agree: the group's last sequence that has ended
   bool agreed_failed = false;            // agree: a load of it did not end well on some rank
@@ -135,8 +135,9 @@ class HICACHE_EXPORT Session {
   Result<Ticket> nop(std::uint32_t deadline_ms = 0);
   // Opens a lease on a request's pages: pins the leading hits. `sequence` > 0 orders the group's requests:
   // all ranks post the same hashes under the same sequence and get the same answer.
+  // Agreements wait for sequences that are `agreed`; the others are counted by themselves.
   Result<Ticket> reserve(std::uint64_t sequence, std::span<const PrefixHash> hashes,
-                         std::uint32_t deadline_ms = 0);
+                         std::uint32_t deadline_ms = 0, SequenceOrder order = SequenceOrder::agreed);
   // Copies pages [first, first + pages.size()) of the lease's request from this rank's device pages to the
   // pool. All ranks of the group post the same range. Ends for all ranks when every page is published or
   // given up.
@@ -152,6 +153,20 @@ class HICACHE_EXPORT Session {
   // anybody. The answer never passes a sequence with a failed load in one step: that one is its last.
   // Ends with again when this rank is kAgreementWindow agreements ahead of another.
   Result<Ticket> agree(std::uint64_t number, std::uint32_t deadline_ms = 0);
+
+  // Fetches pages [first, first + count) of the lease's request from storage, as many leading ones as it has
+  // and policy and limits allow. The group decides once; all ranks that want the result post the same range,
+  // one a lease. Pages become ready one by one in prefix order, pinned by the lease, and can be loaded (and
+  // found by probe) before the operation has ended. It ends when no further page will come; the leading
+  // present + written pages of the range are ready then. Without storage it ends at once with none.
+  Result<Ticket> prefetch(LeaseId lease, std::uint32_t first, std::uint32_t count,
+                          std::optional<PrefetchPolicy> policy = std::nullopt, std::uint32_t deadline_ms = 0);
+  // May the request go on? Under best_effort the answer is yes, and ends the prefetch. `number` counts the
+  // questions about this prefetch from 1; every rank gets the same answer to the same one. filling > 0: not
+  // yet. Otherwise the result is the prefetch's.
+  Result<Ticket> check_prefetch(LeaseId lease, std::uint32_t number, std::uint32_t deadline_ms = 0);
+  // As check_prefetch, and the answer is yes: what has not come by now is given up.
+  Result<Ticket> end_prefetch(LeaseId lease, std::uint32_t number, std::uint32_t deadline_ms = 0);
 
   // Next completion if there is one. After the daemon was lost: every operation still open ends once with
   // daemon_lost (with pages_busy, and pages_returned once its copies are proved over, where they may still
@@ -220,6 +235,8 @@ class HICACHE_EXPORT Session {
   };
 
   explicit Session(std::unique_ptr<Impl> impl);
+  Result<Ticket> ask_about_prefetch(Opcode opcode, LeaseId lease, std::uint32_t number,
+                                    std::uint32_t deadline_ms);
   // Looks at the daemon; true while a load with layer fences is open.
   bool look_after_loads();
   void follow_daemon() const;

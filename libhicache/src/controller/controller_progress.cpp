@@ -78,10 +78,11 @@ HiCacheController::InFlight& HiCacheController::open_flight() {
 
 // Opens the lease of a flight's sequence: the group's decision. Not ok: this rank has no lease.
 Status HiCacheController::open_lease(InFlight& flight, std::span<const PrefixHash> hashes,
-                                     std::uint32_t& hits) {
+                                     std::uint32_t& hits, SequenceOrder order) {
   const std::uint64_t end_ns = monotonic_ns() + std::uint64_t{options_.answer_timeout_ms} * 1'000'000;
   for (;;) {
-    const auto ticket = post([&] { return session_.reserve(flight.sequence, hashes, options_.deadline_ms); });
+    const auto ticket =
+        post([&] { return session_.reserve(flight.sequence, hashes, options_.deadline_ms, order); });
     if (!ticket) return ticket.status();
     const auto result = result_of(*ticket);
     if (!result) return result.status();
@@ -284,6 +285,7 @@ Outcome HiCacheController::reset(bool clear_device) {
     static_cast<void>(device_.free(queued.operation->device_slots));
     if (InFlight* flight = find(queued.sequence)) release(*flight);
   }
+  end_prefetches();
   // Their acks belong to the old epoch: nobody gets them.
   if (!failure_) static_cast<void>(drain());
   if (failure_) {

@@ -18,9 +18,11 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -39,6 +41,13 @@ struct ControllerOptions {
   std::uint64_t host_tokens = 0;             // handles: see size_host_pool
   std::uint32_t deadline_ms = 0;             // of operations; 0 = the daemon's default
   std::uint32_t answer_timeout_ms = 30'000;  // after which the daemon counts as not answering
+};
+
+// How a prefetch stands.
+struct PrefetchProgress {
+  bool ended = true;              // the request may run; also for a request without a prefetch
+  std::vector<PrefixHash> ready;  // once it has ended: leading pages that the pool has, for PrefixTree::adopt
+  std::uint64_t fetched_tokens = 0;  // of those, how many came from storage
 };
 
 class HICACHE_EXPORT HiCacheController : public TreeTier {
@@ -82,6 +91,23 @@ class HICACHE_EXPORT HiCacheController : public TreeTier {
   // the consumer of the forward pass that needs the batch. Waits while all three slots are loading.
   Result<std::int32_t> start_loading();
   [[nodiscard]] LayerDoneCounter& layer_counter() { return counter_; }
+
+  // --- storage
+  // Begins to fetch from storage what the pool does not have of a request's pages, as much as storage has and
+  // the daemon's limits allow. `chain`: hashes from the prefix's first page. The daemon decides, once for the
+  // group; a policy other than the daemon's may be named. It takes no part in the order of the other
+  // operations: no ack waits for it. exists when the request has one already.
+  Outcome prefetch(const std::string& request, std::span<const PrefixHash> chain,
+                   std::optional<PrefetchPolicy> policy = std::nullopt);
+  // Once per scheduling step and waiting request, on every rank: may it run? The answer is the same on all
+  // ranks. Once it is yes, the prefetch is forgotten here, and its pages are cached pages like others: adopt
+  // them before they are evicted.
+  Result<PrefetchProgress> check_prefetch_progress(const std::string& request);
+  // Ends it with what has come by now.
+  Result<PrefetchProgress> terminate_prefetch(const std::string& request);
+  // The request will not run: ends its prefetch, if it has one.
+  Outcome release_aborted_request(const std::string& request);
+  [[nodiscard]] std::size_t ongoing_prefetches() const { return prefetches_.size(); }
 
   // --- ends
   // Once per scheduling step, on every rank: the acks of what has ended for the whole group. Does not wait
@@ -133,8 +159,19 @@ class HICACHE_EXPORT HiCacheController : public TreeTier {
     Status refused = Status::ok;  // why there is no copy
   };
 
+  struct Prefetching {
+    LeaseId lease;
+    Ticket ticket;
+    std::uint32_t questions = 0;
+    std::vector<PrefixHash> chain;
+  };
+
   HiCacheController(Session& session, TokenSlots& device, const ControllerOptions& options,
                     std::unique_ptr<HostPageStates> host);
+
+  // controller_prefetch.cpp
+  Result<PrefetchProgress> ask_about(const std::string& request, bool end);
+  void end_prefetches();
 
   // controller.cpp
   Result<std::vector<DevicePage>> device_pages(std::span<const std::uint64_t> slots) const;
@@ -149,7 +186,8 @@ class HICACHE_EXPORT HiCacheController : public TreeTier {
   Result<Ticket> post(const std::function<Result<Ticket>()>& post_one);
   Result<OperationResult> result_of(Ticket ticket);
   InFlight& open_flight();
-  Status open_lease(InFlight& flight, std::span<const PrefixHash> hashes, std::uint32_t& hits);
+  Status open_lease(InFlight& flight, std::span<const PrefixHash> hashes, std::uint32_t& hits,
+                    SequenceOrder order = SequenceOrder::agreed);
   void release(InFlight& flight);
   Outcome agree(std::vector<HiCacheAck>& acks);
   Outcome agree_until(std::uint64_t sequence, std::vector<HiCacheAck>& acks);
@@ -168,6 +206,8 @@ class HICACHE_EXPORT HiCacheController : public TreeTier {
   std::deque<InFlight> in_flight_;                              // by sequence
   std::unordered_map<std::uint64_t, OperationResult> results_;  // read, not asked for yet
   std::unordered_set<std::uint64_t> busy_;                      // ended tickets whose pages a copy may touch
+  std::map<std::string, Prefetching> prefetches_;               // by request
+  std::uint64_t prefetch_sequence_ = 0;                         // of the order apart
   std::uint64_t next_sequence_ = 1;
   std::uint64_t agreement_ = 0;
   Ticket agreement_ticket_;
