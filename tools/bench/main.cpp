@@ -13,6 +13,7 @@
 #include "tools/bench/bench_model.hpp"
 #include "tools/bench/chaos_bench.hpp"
 #include "tools/bench/micro_bench.hpp"
+#include "tools/bench/prefetch_bench.hpp"
 #include "tools/bench/progress.hpp"
 #include "tools/bench/replay.hpp"
 #include "tools/bench/report.hpp"
@@ -137,6 +138,17 @@ int main(int argc, char** argv) {
                                             {"lfu", TreePolicy::lfu},
                                             {"scan_resistant", TreePolicy::scan_resistant}},
           CLI::ignore_case));
+  const auto storage =
+      replay_command
+          ->add_option("--storage", options.storage,
+                       "with this storage backend, unbounded and asked for everything that the pool misses")
+          ->excludes("--attach")
+          ->excludes("--controller");
+  replay_command->add_option("--storage-dir", options.storage_dir, "directory of its files")->needs(storage);
+  replay_command
+      ->add_flag("--storage-sync", options.storage_sync,
+                 "begin a request when the pages of the last one are backed up")
+      ->needs(storage);
   replay_command->callback([&] {
     if (options.controller) options.concurrency = 1;
     options.engines.assign(engines, attention);
@@ -186,6 +198,25 @@ int main(int argc, char** argv) {
       ->default_str("64KiB");
   restart_command->add_option("--json", json, "write the results to this file, - for standard output");
   restart_command->callback([&] { rc = judged(run_restart(restart_options), json); });
+
+  PrefetchBenchOptions prefetch_options;
+  CLI::App* prefetch_command = app.add_subcommand(
+      "prefetch", "fetch a prefix from storage and measure when its first page could be used");
+  prefetch_command->add_option("--pages", prefetch_options.pages, "of the prefix")
+      ->check(CLI::Range(2u, 60'000u))
+      ->capture_default_str();
+  prefetch_command->add_option("--page-bytes", prefetch_options.page_bytes, "of a page")
+      ->transform(CLI::AsSizeValue(false))
+      ->default_str("128KiB");
+  prefetch_command->add_option("--storage", prefetch_options.storage, "storage backend")
+      ->capture_default_str();
+  prefetch_command->add_option("--storage-dir", prefetch_options.storage_dir, "directory of its files");
+  prefetch_command
+      ->add_option("--memory-delay-us", prefetch_options.memory_delay_us,
+                   "time that the backend memory takes for a page")
+      ->capture_default_str();
+  prefetch_command->add_option("--json", json, "write the results to this file, - for standard output");
+  prefetch_command->callback([&] { rc = judged(run_prefetch_bench(prefetch_options), json); });
 
   ChaosOptions chaos_options;
   CLI::App* chaos_command = app.add_subcommand(

@@ -16,10 +16,11 @@ namespace hicache::bench {
 namespace {
 
 constexpr std::uint32_t kWaitMs = 200;
+constexpr std::uint32_t kSyncMs = 60'000;
 constexpr std::uint32_t kTurnYieldUs = 30;  // a peer that is nearly done is met without a sleep
 
 // A request in work. What it waits for is `step`; the operation it posts next is decided there.
-enum class Step { idle, reserve, load, write, release };
+enum class Step { idle, reserve, prefetch, load, write, release };
 
 struct Lane {
   Step step = Step::idle;
@@ -210,6 +211,10 @@ class RankWorker {
       case Step::reserve:
         ticket = session_->reserve(lane.request + 1, keys);
         break;
+      case Step::prefetch:
+        ticket =
+            session_->prefetch(lane.lease, lane.hits, static_cast<std::uint32_t>(keys.size()) - lane.hits);
+        break;
       case Step::load: {
         pages_.clear();
         for (std::uint32_t page = 0; page < lane.hits; ++page) pages_.push_back(load_page(lane, page));
@@ -276,6 +281,9 @@ class RankWorker {
       case Step::reserve:
         timed = Timed::reserve;
         break;
+      case Step::prefetch:
+        timed = Timed::prefetch;
+        break;
       case Step::load:
         timed = Timed::load;
         load_clock_.end();
@@ -303,8 +311,16 @@ class RankWorker {
         add(mine_.counts.hits, lane.hits);
         if (lane.hits == pages) add(mine_.counts.full_hits, 1);
         if (lane.hits != lane.probed) add(mine_.counts.probe_differences, 1);
-        if (lane.hits > 0) return begin_step(lane, Step::load);
-        return begin_step(lane, Step::write);
+        if (plan_.storage && lane.hits < pages) return begin_step(lane, Step::prefetch);
+        return begin_step(lane, lane.hits > 0 ? Step::load : Step::write);
+      case Step::prefetch: {
+        // One that failed has brought nothing that counts: what is missing is written.
+        const std::uint32_t came = failed ? 0 : result.present + result.written;
+        lane.hits += came;
+        add(mine_.counts.hits, came);
+        add(mine_.counts.fetched, came);
+        return begin_step(lane, lane.hits > 0 ? Step::load : Step::write);
+      }
       case Step::load:
         if (!failed) verify(lane);
         return begin_step(lane, lane.hits < pages ? Step::write : Step::release);
@@ -315,10 +331,19 @@ class RankWorker {
         add(mine_.counts.dropped, result.dropped);
         return begin_step(lane, Step::release);
       case Step::release:
+        if (plan_.storage_sync && tp_rank_ == 0) await_backup();
         return end_request(lane);
       case Step::idle:
         return;
     }
+  }
+
+  // One rank for all: the others begin no request before this one has ended its own.
+  void await_backup() {
+    const auto answer = control(plan_.socket_path, {"storage", "sync"}, kSyncMs);
+    if (answer) return;
+    add(mine_.counts.failed_operations, 1);
+    mine_.fail("waiting for the backup: " + answer.error().message);
   }
 
   void verify(const Lane& lane) {

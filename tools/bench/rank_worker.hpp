@@ -28,6 +28,8 @@ struct ReplayPlan {
   std::uint32_t gpus = 1;                // rank r sees GPU r % gpus only
   bool controller = false;               // through HiCacheController and PrefixTree
   TreePolicy policy = TreePolicy::lru;   // controller: the tree's
+  bool storage = false;                  // what the pool does not have is asked for in storage
+  bool storage_sync = false;             // each request's pages are backed up before the next one begins
   std::uint64_t host_tokens = 0;         // controller: handles of each rank
   std::vector<GroupPlan> groups;
 

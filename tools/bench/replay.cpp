@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "shm/clock.hpp"
@@ -213,9 +215,10 @@ class Replay {
       std::atomic<std::uint64_t> RankCounts::*field;
       std::uint64_t* total;
     };
-    const std::array<Shared, 8> shared{{{"requests", &RankCounts::requests, &totals.requests},
+    const std::array<Shared, 9> shared{{{"requests", &RankCounts::requests, &totals.requests},
                                         {"pages", &RankCounts::pages, &totals.pages},
                                         {"hits", &RankCounts::hits, &totals.hits},
+                                        {"fetched", &RankCounts::fetched, &totals.fetched},
                                         {"full_hits", &RankCounts::full_hits, &totals.full_hits},
                                         {"written", &RankCounts::written, &totals.written},
                                         {"present", &RankCounts::present, &totals.present},
@@ -272,9 +275,9 @@ class Replay {
   // What the ranks counted and what the daemon counted must agree, unless others use the daemon too.
   void cross_check() {
     if (options_.attach || board_->aborted()) return;
-    const auto compare = [&](const char* name, std::uint64_t GroupTotals::*field) {
+    const auto compare = [&](const char* name, auto field) {
       std::uint64_t sum = 0;
-      for (const GroupTotals& group : result_->groups) sum += group.*field;
+      for (const GroupTotals& group : result_->groups) sum += std::invoke(field, group);
       const auto at = result_->daemon.find(name);
       const std::uint64_t counted = at == result_->daemon.end() ? 0 : at->second;
       if (sum != counted) fault("the ranks count {} {}, the daemon counts {}", sum, name, counted);
@@ -282,7 +285,8 @@ class Replay {
     if (!options_.controller) {  // which asks for a request's pages once to load and once to write
       compare("reserves", &GroupTotals::requests);
       compare("pages_requested", &GroupTotals::pages);
-      compare("hits", &GroupTotals::hits);
+      compare("hits", &GroupTotals::pool_hits);
+      compare("prefetched", &GroupTotals::fetched);
       compare("full_hits", &GroupTotals::full_hits);
     }
     if (!options_.tree_decides()) compare("written", &GroupTotals::written);
@@ -315,6 +319,8 @@ Result<ReplayPlan> make_plan(const ReplayOptions& options) {
   plan.device = options.device;
   plan.gpus = options.gpus;
   plan.controller = options.controller;
+  plan.storage = !options.storage.empty();
+  plan.storage_sync = options.storage_sync;
   plan.policy = options.policy;
   const std::uint64_t usual = options.pool_pages > 0 ? kSmallPageBytes : kDefaultPageBytes;
   const std::uint64_t page_bytes = options.page_bytes > 0 ? options.page_bytes : usual;
@@ -358,6 +364,20 @@ nlohmann::json config_with_pool(nlohmann::json config, const NamespaceSpec& spec
   return config;
 }
 
+nlohmann::json config_with_storage(nlohmann::json config, const ReplayOptions& options) {
+  nlohmann::json& storage = config["storage"];
+  storage["backend"] = options.storage;
+  if (!options.storage_dir.empty()) {
+    storage[options.storage]["directories"] = {std::filesystem::absolute(options.storage_dir).string()};
+  }
+  storage["prefetch_policy"] = "wait_complete";
+  storage["prefetch_threshold_tokens"] = 0;
+  storage["prefetch_capacity"] = 1.0;
+  storage["backup_policy"] = "write_through";
+  storage["backup_queue_pages"] = 1u << 20;
+  return config;
+}
+
 Result<std::unique_ptr<ReplayResult>> run_replay(const ReplayOptions& options) {
   auto config = read_config_json(options.config);
   if (!config) return config.error();
@@ -372,6 +392,7 @@ Result<std::unique_ptr<ReplayResult>> run_replay(const ReplayOptions& options) {
         options.tree_decides() ? static_cast<std::uint32_t>(workload.distinct_pages()) : options.pool_pages;
     *config = config_with_pool(*config, plan->groups.front().spec, pages);
   }
+  if (!options.storage.empty()) *config = config_with_storage(*config, options);
   auto board = SharedObject<Board>::create();
   if (!board) return board.error();
   auto daemon = options.attach ? DaemonProcess::attach(*config) : DaemonProcess::start(*config);

@@ -35,6 +35,9 @@ struct ReplayOptions {
   bool attach = false;                   // use the daemon that runs already
   bool controller = false;               // through HiCacheController and PrefixTree, one request at a time
   TreePolicy policy = TreePolicy::lru;  // controller: the tree's; with pool_pages the tree alone decides then
+  std::string storage;                  // backend below the pool; "" = none
+  std::string storage_dir;              // where it keeps its files
+  bool storage_sync = false;            // the next request waits until the last one's pages are backed up
   bool dump_check = false;              // run `hicache-dump --check` during and after the replay
 
   // The daemon's pool is lru in a replay. Any other policy is the tree's alone: the pool has room for all
@@ -49,7 +52,8 @@ struct GroupTotals {
   Attention attention = Attention::mha;
   std::uint64_t requests = 0;
   std::uint64_t pages = 0;
-  std::uint64_t hits = 0;
+  std::uint64_t hits = 0;     // in the pool or in storage
+  std::uint64_t fetched = 0;  // of those, from storage
   std::uint64_t full_hits = 0;
   std::uint64_t written = 0;
   std::uint64_t present = 0;
@@ -67,6 +71,8 @@ struct GroupTotals {
   double load_gbps = 0;
   std::uint64_t page_bytes = 0;  // of a shard
   std::uint64_t slot_bytes = 0;  // pool memory of one page, all shards
+
+  [[nodiscard]] std::uint64_t pool_hits() const { return hits - fetched; }
 };
 
 struct ReplayResult {
@@ -84,6 +90,10 @@ struct ReplayResult {
 
 // Runs it. An error means that it could not begin; what went wrong later is in `faults`.
 Result<std::unique_ptr<ReplayResult>> run_replay(const ReplayOptions& options);
+
+// The daemon configuration with this storage backend and nothing that keeps a page from going there or coming
+// back.
+nlohmann::json config_with_storage(nlohmann::json config, const ReplayOptions& options);
 
 // The daemon configuration with a pool of exactly `pages` logical pages of this namespace, and no watermarks.
 nlohmann::json config_with_pool(nlohmann::json config, const NamespaceSpec& spec, std::uint32_t pages);

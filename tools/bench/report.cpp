@@ -42,6 +42,7 @@ GroupTotals sum_of(const ReplayResult& result) {
     sum.requests += group.requests;
     sum.pages += group.pages;
     sum.hits += group.hits;
+    sum.fetched += group.fetched;
     sum.full_hits += group.full_hits;
     sum.written += group.written;
     sum.present += group.present;
@@ -63,6 +64,7 @@ nlohmann::json totals_json(const GroupTotals& totals) {
   return {{"requests", totals.requests},
           {"pages", totals.pages},
           {"hits", totals.hits},
+          {"hits_from_storage", totals.fetched},
           {"hit_rate", ratio(totals.hits, totals.pages)},
           {"full_hits", totals.full_hits},
           {"written", totals.written},
@@ -107,6 +109,8 @@ nlohmann::json replay_json(const ReplayOptions& options, const ReplayResult& res
   json["pool_pages"] = options.pool_pages;
   json["trace"] = options.trace;
   if (options.trace.empty()) json["seed"] = options.conversations.seed;
+  json["storage"] = options.storage;
+  if (!options.storage.empty()) json["backed_up"] = daemon_count(result, "backed_up");
   json["dump_checks"] = result.dump_checks;
   json["success"] = result.success();
   json["faults"] = result.faults;

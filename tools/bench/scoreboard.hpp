@@ -20,9 +20,9 @@
 namespace hicache::bench {
 
 enum class RankPhase : std::uint32_t { starting = 0, ready = 1, finished = 2, failed = 3 };
-enum class Timed : std::uint32_t { probe, reserve, load, write, release, request, count_ };
+enum class Timed : std::uint32_t { probe, reserve, prefetch, load, write, release, request, count_ };
 constexpr std::size_t kTimedCount = static_cast<std::size_t>(Timed::count_);
-constexpr std::array<const char*, kTimedCount> kTimedNames{"probe", "reserve", "load",
+constexpr std::array<const char*, kTimedCount> kTimedNames{"probe", "reserve", "prefetch", "load",
                                                            "write", "release", "request"};
 
 // Counts of one rank. Written by it alone; the parent reads them while it runs for the progress line,
@@ -30,7 +30,8 @@ constexpr std::array<const char*, kTimedCount> kTimedNames{"probe", "reserve", "
 struct RankCounts {
   std::atomic<std::uint64_t> requests;
   std::atomic<std::uint64_t> pages;
-  std::atomic<std::uint64_t> hits;
+  std::atomic<std::uint64_t> hits;     // in the pool or in storage
+  std::atomic<std::uint64_t> fetched;  // of those, from storage
   std::atomic<std::uint64_t> full_hits;
   std::atomic<std::uint64_t> written;
   std::atomic<std::uint64_t> present;
