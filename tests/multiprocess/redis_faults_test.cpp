@@ -1,6 +1,7 @@
 // The redis backend when its server dies, comes back, is full, is slow, or was never there.
 #include <csignal>
 
+#include "daemon/storage/redis/page_operation.hpp"
 #include "tests/support/backend_rig.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/redis_server.hpp"
@@ -169,6 +170,18 @@ TEST_CASE("redis: a server that sleeps shorter than the response time delays pag
   }
   sleeper.join();
   CHECK(rig.backend().health().usable);
+}
+
+TEST_CASE("redis: a huge value under a page's key is corrupt and dropped, although it takes long to come") {
+  NEED_REDIS();
+  const RedisServer server;
+  BackendRig rig;
+  rig.attach("redis", settings_for(server.tcp(), {{"connections", 1}, {"response_timeout_ms", 1000}}));
+  const std::string key = daemon::redis::page_key("hicache", rig.ns(), BackendRig::hash(0));
+  server.ask({"SETRANGE", key, "300000000", "x"});
+  CHECK(rig.get(0, 1) == all(1, Status::corrupt));
+  CHECK(server.ask({"EXISTS", key}) == "0");
+  CHECK(rig.untouched(0, 128));
 }
 
 TEST_CASE("redis: connections that the server closes are made again") {

@@ -32,7 +32,9 @@ std::uint64_t Connection::due_ns() const {
   if (state_ == State::closed) return 0;
   if (state_ != State::ready) return opened_ns_ + settings_.connect_timeout_ms * 1'000'000ull;
   if (pending_.empty()) return 0;
-  return head_since_ns_ + settings_.response_timeout_ms * 1'000'000ull + pending_.front().bytes * kNsPerByte;
+  // What lies under a page's key may be larger than the page: it must come before it can be dropped.
+  const std::uint64_t bytes = std::max(pending_.front().bytes, reader_.announced_bytes());
+  return head_since_ns_ + settings_.response_timeout_ms * 1'000'000ull + bytes * kNsPerByte;
 }
 
 Outcome Connection::open(const Endpoint& endpoint, std::uint64_t now) {
@@ -173,10 +175,12 @@ Outcome Connection::end_connect(std::uint64_t now) {
 // How many bytes behind the current payload, or of the current reply, may be read to this side: no payload of
 // a page among them.
 std::size_t Connection::staging_wanted() const {
-  const std::size_t next = reader_.landing_now() ? 1 : 0;
+  if (reader_.skipping() >= staging_.size()) return staging_.size();
+  const auto skipping = static_cast<std::size_t>(reader_.skipping());
+  const std::size_t next = reader_.landing_now() || skipping > 0 ? 1 : 0;
   const bool page = pending_.size() > next && pending_[next].operation != nullptr &&
                     pending_[next].operation->step == Step::read;
-  return page ? kRecordPrefix : staging_.size();
+  return page ? std::min(skipping + kRecordPrefix, staging_.size()) : staging_.size();
 }
 
 Outcome Connection::receive(std::uint64_t now) {

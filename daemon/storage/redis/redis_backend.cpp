@@ -1,6 +1,7 @@
 #include "daemon/storage/redis/redis_backend.hpp"
 
 #include <cassert>
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -33,15 +34,29 @@ class RedisBackend final : public StorageBackend {
   void submit(StorageBatch batch) override {
     assert(batch.pages() > 0 && batch.pages() <= kStorageBatchPages);
     check_buffers(batch);
-    const auto progress = batches_.add(std::move(batch), sink_, counters_);
-    const StorageBatch& pages = progress->batch();
-    std::vector<std::vector<PageOperationPtr>> shares(workers_.size());
-    for (std::uint32_t page = 0; page < pages.pages(); ++page) {
-      shares[page % shares.size()].push_back(std::make_unique<PageOperation>(
-          progress, page, page_key(shared_.settings.key_prefix, *pages.ns, pages.hashes[page])));
-    }
-    for (std::size_t i = 0; i < shares.size(); ++i) {
-      if (!shares[i].empty()) workers_[i]->submit(std::move(shares[i]));
+    const StorageBatchId id = batch.id;
+    const auto count = static_cast<std::uint32_t>(batch.pages());
+    std::shared_ptr<BatchProgress> progress;
+    std::uint32_t page = 0;
+    try {
+      progress = batches_.add(std::move(batch), sink_, counters_);
+      std::vector<std::vector<PageOperationPtr>> shares(workers_.size());
+      for (auto& share : shares) share.reserve(count / shares.size() + 1);
+      for (; page < count; ++page) {
+        shares[page % shares.size()].push_back(std::make_unique<PageOperation>(
+            progress, page,
+            page_key(shared_.settings.key_prefix, *progress->batch().ns, progress->batch().hashes[page])));
+      }
+      for (std::size_t i = 0; i < shares.size(); ++i) {
+        if (!shares[i].empty()) workers_[i]->submit(std::move(shares[i]));
+      }
+    } catch (const std::exception&) {
+      // No memory. Pages that were begun have ended with their operation; the others get their outcome here.
+      for (; page < count; ++page) {
+        progress != nullptr ? progress->end_page(page, Status::system_error)
+                            : sink_.page(id, page, Status::system_error);
+      }
+      if (progress == nullptr) sink_.ended(id);
     }
   }
 

@@ -29,6 +29,7 @@ void ReplyReader::expect(PageLanding* landing) {
   landing_ = landing;
   line_.clear();
   left_ = 0;
+  announced_ = 0;
   total_ = 0;
   elements_ = 0;
   ending_ = 0;
@@ -127,6 +128,7 @@ void ReplyReader::begin_bulk(std::int64_t length) {
     return fail("a string of " + std::to_string(length) + " bytes");
   }
   left_ = static_cast<std::uint64_t>(length);
+  if (open_.empty()) announced_ = left_;
   value_ = Reply{};
   if (landing_ != nullptr && open_.empty()) {
     value_.kind = ReplyKind::page;

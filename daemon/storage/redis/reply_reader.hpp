@@ -46,12 +46,16 @@ class ReplyReader {
   // The server speaks nonsense: nothing that comes after can be understood.
   [[nodiscard]] bool broken() const { return stage_ == Stage::broken; }
   [[nodiscard]] const std::string& fault() const { return fault_; }
+  // Bytes of the string at the reply's top, once the server has said how many; 0 before.
+  [[nodiscard]] std::uint64_t announced_bytes() const { return announced_; }
   // Precondition: done().
   Reply take();
 
   // True while the payload of a page comes next: the caller may write to the landing's targets itself, and
   // then says so with landed().
   [[nodiscard]] bool landing_now() const { return stage_ == Stage::page_payload; }
+  // Bytes that come next and mean nothing: of a value that is not the page.
+  [[nodiscard]] std::uint64_t skipping() const { return stage_ == Stage::page_skip ? left_ : 0; }
   // Precondition: landing_now(), bytes at most the landing's missing().
   void landed(std::size_t bytes);
 
@@ -77,7 +81,8 @@ class ReplyReader {
   Stage stage_ = Stage::done;
   PageLanding* landing_ = nullptr;
   std::string line_;
-  std::uint64_t left_ = 0;   // bytes of the bulk, or to skip
+  std::uint64_t left_ = 0;  // bytes of the bulk, or to skip
+  std::uint64_t announced_ = 0;
   std::uint64_t total_ = 0;  // bytes of this reply that were kept
   std::uint64_t elements_ = 0;
   std::uint8_t ending_ = 0;  // bytes of CR LF taken

@@ -138,7 +138,7 @@ void Worker::turn() {
   const std::uint64_t now = monotonic_ns();
   prune();
   take_inbox(now);
-  if (sweep_wanted_ || (next_sweep_ns_ != 0 && now >= next_sweep_ns_)) {
+  if (stopping_ || sweep_wanted_ || (next_sweep_ns_ != 0 && now >= next_sweep_ns_)) {
     sweep_wanted_ = false;
     next_sweep_ns_ = unrouted_.sweep(now, stopping_);
     for (const Member& member : members_) {
