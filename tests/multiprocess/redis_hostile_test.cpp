@@ -200,11 +200,13 @@ TEST_CASE("redis: a page that does not come whole is never ok") {
   BackendRig maker;
   const std::string record = record_of(maker, 0);
   const std::string whole = bulk(record);
-  const auto outcome_of = [](const Behaviour& behaviour, bool& right) {
+  bool right = false;
+  const auto outcome_of = [&right](const Behaviour& behaviour, int response_timeout_ms) {
     const HostileServer server(behaviour);
     BackendRig rig;
     auto settings = settings_for(server);
-    settings["connections"] = 1;
+    settings.update(
+        {{"connections", 1}, {"connect_timeout_ms", 30'000}, {"response_timeout_ms", response_timeout_ms}});
     rig.attach("redis", settings);
     const auto outcomes = rig.get(0, 1);
     right = rig.holds(0, 0);
@@ -212,29 +214,29 @@ TEST_CASE("redis: a page that does not come whole is never ok") {
     CHECK(rig.padding_intact());
     return outcomes.size() == 1 ? outcomes[0] : Status::internal;
   };
-  bool right = false;
-  CHECK(outcome_of({whole}, right) == Status::ok);  // the same server can also be honest
+  constexpr int kPatient = 60'000;
+  constexpr int kHasty = 300;
+  CHECK(outcome_of({whole}, kPatient) == Status::ok);  // the same server can also be honest
   CHECK(right);
   // In many small pieces.
-  CHECK(outcome_of({whole, 100}, right) == Status::ok);
+  CHECK(outcome_of({whole, 100}, kPatient) == Status::ok);
   CHECK(right);
   // Cut anywhere: closed, or silent for ever.
   for (const std::size_t cut : {std::size_t{1}, std::size_t{5}, std::size_t{60}, std::size_t{118},
                                 std::size_t{119}, std::size_t{2000}, whole.size() - 2, whole.size() - 1}) {
     INFO("cut at " << cut);
     Behaviour behaviour{whole.substr(0, cut)};
-    CHECK(outcome_of(behaviour, right) == Status::timed_out);
+    CHECK(outcome_of(behaviour, kHasty) == Status::timed_out);
     behaviour.close_after = true;
-    CHECK(outcome_of(behaviour, right) == Status::system_error);
+    CHECK(outcome_of(behaviour, kPatient) == Status::system_error);
   }
   // A drop at a time: more than the response time allows, however lively it looks.
-  Behaviour slow{whole, 16, 10};
-  CHECK(outcome_of(slow, right) == Status::timed_out);
+  CHECK(outcome_of({whole, 16, 10}, kHasty) == Status::timed_out);
   // Another page's record, and one with a false length.
-  CHECK(outcome_of({bulk(record_of(maker, 1)) + ":1\r\n"}, right) != Status::ok);
-  CHECK(outcome_of({"$" + std::to_string(record.size()) + "\r\n" + record + "XX"}, right) ==
+  CHECK(outcome_of({bulk(record_of(maker, 1)) + ":1\r\n"}, kPatient) != Status::ok);
+  CHECK(outcome_of({"$" + std::to_string(record.size()) + "\r\n" + record + "XX"}, kPatient) ==
         Status::system_error);
-  CHECK(outcome_of({"$" + std::to_string(record.size() + 2) + "\r\n" + record + "\r\n\r\n"}, right) !=
+  CHECK(outcome_of({"$" + std::to_string(record.size() + 2) + "\r\n" + record + "\r\n\r\n"}, kHasty) !=
         Status::ok);
 }
 

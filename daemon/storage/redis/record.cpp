@@ -1,29 +1,26 @@
 #include "daemon/storage/redis/record.hpp"
 
-#include "daemon/integrity/stream_checksum.hpp"
+#include "daemon/integrity/payload_checksum.hpp"
 
 namespace hicache::daemon::redis {
 namespace {
 
 std::uint64_t header_checksum(const RecordHeader& header) {
-  StreamChecksum sum;
-  sum.add(std::as_bytes(std::span(&header, 1)).first(offsetof(RecordHeader, header_checksum)));
-  return sum.value();
+  return payload_checksum(
+      std::as_bytes(std::span(&header, 1)).first(offsetof(RecordHeader, header_checksum)));
 }
 
 }  // namespace
 
 RecordHeader make_record_header(const RecordIdentity& identity,
                                 std::span<const std::span<const std::byte>> payload) {
-  StreamChecksum sum;
-  for (const auto& piece : payload) sum.add(piece);
   RecordHeader header;
   header.header_bytes = sizeof header;
   header.key = identity.key;
   header.ns = identity.ns;
   header.payload_bytes = identity.payload_bytes;
   header.shards = identity.shards;
-  header.payload_checksum = sum.value();
+  header.payload_checksum = payload_checksum(payload);
   header.header_checksum = header_checksum(header);
   return header;
 }
