@@ -52,6 +52,14 @@ void say(const std::string& line);
 // The rank ended well.
 void require_success(Child& rank);
 
+inline const void* pointer_of(CUdeviceptr address) {
+  return reinterpret_cast<const void*>(static_cast<std::uintptr_t>(address));
+}
+// Throws when the driver's call failed.
+void cuda(const Gpu& gpu, CUresult result, const char* what);
+// A physical allocation of cuMemCreate, mapped; `bytes` grows to what it has.
+CUdeviceptr create_mapped(const Gpu& gpu, std::size_t& bytes, CUmemAllocationHandleType handle_type);
+
 // Two layers, K and V, pieces of 2 KiB; or a latent of odd size.
 NamespaceSpec gpu_spec(Attention attention, std::uint32_t layers = 4, std::uint32_t head_dim = 64);
 // Pages 0, 2, 4, ... then 1, 3, ... with keys: nothing is consecutive.

@@ -7,9 +7,11 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "libhicache/include/hicache/cuda.hpp"
 #include "shm/clock.hpp"
 #include "tests/gpu/gpu_cases.hpp"
 #include "tools/bench/gpu/gpu_group.hpp"
+#include "tools/bench/pattern_math.hpp"
 #include "tools/bench/shared_object.hpp"
 #include "tools/bench/visible_gpu.hpp"
 
@@ -135,7 +137,7 @@ void exchange_round_trip(const std::string& socket, std::uint32_t ranks, BufferL
 
 }  // namespace
 
-TEST_CASE("A rank's GPU is found by its UUID whatever the rank's process calls it") {
+TEST_CASE("A rank's GPU is found by its UUID whatever the rank's process calls it", "[gpus]") {
   if (!two_gpus()) return;
   TestDaemon daemon(cuda_config());
   Child child = start_rank_on(1, [&](const Gpu& gpu) {
@@ -155,7 +157,8 @@ TEST_CASE("A rank's GPU is found by its UUID whatever the rank's process calls i
   CHECK(daemon.stop() == 0);
 }
 
-TEST_CASE("MHA ranks on two GPUs: a page is complete when both shards are, and each rank's bytes are right") {
+TEST_CASE("MHA ranks on two GPUs: a page is complete when both shards are, and each rank's bytes are right",
+          "[gpus]") {
   if (!two_gpus()) return;
   TestDaemon daemon(cuda_config());
   run_group(2, [&](GroupMember& member, const Gpu& gpu) {
@@ -184,7 +187,8 @@ TEST_CASE("MHA ranks on two GPUs: a page is complete when both shards are, and e
   CHECK(daemon.stop() == 0);
 }
 
-TEST_CASE("Exchanged pages are right on all ranks, for every layout, with and without layer fences") {
+TEST_CASE("Exchanged pages are right on all ranks, for every layout, with and without layer fences",
+          "[gpus]") {
   if (!two_gpus()) return;
   TestDaemon daemon(exchange_config("256MiB", 1'000'000));
   await_pinned(daemon);
@@ -206,7 +210,119 @@ TEST_CASE("Exchanged pages are right on all ranks, for every layout, with and wi
   CHECK(daemon.stop() == 0);
 }
 
-TEST_CASE("A rank that posts its load late gets it, and the others have loaded directly by then") {
+TEST_CASE("By itself the daemon exchanges what is worth it, on several streams as well", "[gpus]") {
+  if (!two_gpus()) return;
+  Json config = Json::parse(cuda_config("1GiB", "at_start"));
+  config["mla"] = {{"wait_us", 1'000'000}};
+  config["transfer"]["streams"] = 3;
+  TestDaemon daemon(config.dump());
+  await_pinned(daemon);
+  // 1 MiB a page: 64 pages gain half a millisecond, one gains nothing.
+  run_group(2, [&](GroupMember& member, const Gpu& gpu) {
+    const NamespaceSpec spec = group_spec(2, 16, 2048);
+    auto rank = must(GpuRank::attach(gpu, daemon.socket_path(), spec, 64, BufferLayout::together,
+                                     GroupPlace{"auto", member.rank()}));
+    must(member.meet());
+    const auto keys = bench::made_up_keys(3, 64);
+    const auto pages = scattered(keys);
+    write_all(*rank, keys, pages);
+    must(member.meet());
+    const LeaseId lease = must(rank->reserve(keys, 64));
+    must(member.meet());
+    load_and_check(*rank, lease, pages, spec.layers, true);
+    must(member.meet());
+    load_and_check(*rank, lease, {pages.begin(), pages.begin() + 1}, spec.layers, true);
+    must(rank->release(lease));
+    must(member.meet());
+  });
+  const Json mla = cuda_status(daemon).at("mla");
+  INFO(mla.dump());
+  CHECK(mla.at("load") == "auto");
+  // How long ranks wait for each other is bounded by the gain: on a loaded machine one may come too late.
+  CHECK(mla.at("exchanged").get<int>() + mla.at("direct").at("late").get<int>() == 1);
+  CHECK(daemon.stop() == 0);
+}
+
+TEST_CASE("Exchanged pages are right in memory that travels as a file descriptor", "[gpus]") {
+  if (!two_gpus()) return;
+  TestDaemon daemon(exchange_config("256MiB", 1'000'000));
+  await_pinned(daemon);
+  run_group(2, [&](GroupMember& member, const Gpu& gpu) {
+    const bench::Driver& d = gpu.driver();
+    std::size_t bytes = 4 * kMiB;
+    const CUdeviceptr start =
+        create_mapped(gpu, bytes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) + kMiB;  // inside of it
+    NamespaceSpec spec = gpu_spec(Attention::mla, 1);
+    spec.tp_size = 2;
+    const std::uint64_t piece = spec.piece_bytes();
+    const auto count = static_cast<std::uint32_t>(kMiB / piece);
+    AttachOptions options;
+    options.socket_path = daemon.socket_path();
+    options.engine = "descriptors";
+    options.tp_rank = member.rank();
+    options.spec = spec;
+    auto session = must(Session::attach(options));
+    const std::vector<CudaRange> ranges{{pointer_of(start), kMiB}};
+    const std::vector<DeviceTensor> tensors{{0, 0, TensorKind::latent, 0, piece, piece}};
+    must(register_cuda_buffers(*session, ranges, tensors, count));
+    must(member.meet());
+    std::vector<std::uint64_t> words(kMiB / 8);
+    for (std::size_t i = 0; i < words.size(); ++i) words[i] = bench::pattern_word(1, i);
+    cuda(gpu, d.cuMemcpyHtoD(start, words.data(), kMiB), "filling");
+    cuda(gpu, d.cuStreamSynchronize(nullptr), "filling");  // the copy may return before its end
+    const auto keys = bench::made_up_keys(1, count);
+    std::vector<DevicePage> pages;
+    for (std::uint32_t i = 0; i < count; ++i) pages.push_back(DevicePage{i});
+    const auto lease = must(session->wait(must(session->reserve(1, keys)), kPatienceMs)).lease;
+    const auto written = must(session->wait(must(session->write(lease, 0, pages)), kPatienceMs));
+    expect(written.status == Status::ok && written.written == count, "the write did not keep every page");
+    must(member.meet());
+    std::vector<std::uint64_t> back(words.size());
+    cuda(gpu, d.cuMemsetD8(start, 0xa5, kMiB), "spoiling");
+    cuda(gpu, d.cuMemcpyDtoH(back.data(), start, kMiB), "reading");  // the memset is over
+    must(member.meet());
+    const auto loaded = must(session->wait(must(session->load(lease, 0, pages)), kPatienceMs));
+    expect(loaded.status == Status::ok, "the load failed");
+    cuda(gpu, d.cuMemcpyDtoH(back.data(), start, kMiB), "reading");
+    expect(back == words, "the bytes that came back differ");
+    must(member.meet());
+  });
+  const Json mla = cuda_status(daemon).at("mla");
+  INFO(mla.dump());
+  CHECK(mla.at("exchanged") == 1);
+  CHECK(daemon.stop() == 0);
+}
+
+TEST_CASE("A rank on one GPU that never raises its write fence does not hold up a rank on another",
+          "[gpus]") {
+  if (!two_gpus()) return;
+  TestDaemon daemon(cuda_config());
+  run_group(2, [&](GroupMember& member, const Gpu& gpu) {
+    auto rank = must(
+        GpuRank::attach(gpu, daemon.socket_path(), gpu_spec(Attention::mha), kPages, BufferLayout::together));
+    const auto keys = bench::made_up_keys(40 + member.rank(), kPages);
+    const auto pages = scattered(keys);
+    if (member.first()) {
+      const LeaseId lease = must(rank->reserve(keys, 0));
+      const auto write = must(rank->session().write(lease, 0, places(pages), WriteFence{0, 1}, 20'000));
+      must(member.meet());  // posted
+      must(member.meet());  // the other one has written and loaded
+      rank->session().raise_write_fence(0, 1);
+      must(rank->wait(write, kPages));
+      must(rank->release(lease));
+    } else {
+      must(member.meet());
+      write_all(*rank, keys, pages);
+      const LeaseId lease = must(rank->reserve(keys, kPages));
+      load_and_check(*rank, lease, pages, 4, false);
+      must(rank->release(lease));
+      must(member.meet());
+    }
+  });
+  CHECK(daemon.stop() == 0);
+}
+
+TEST_CASE("A rank that posts its load late gets it, and the others have loaded directly by then", "[gpus]") {
   if (!two_gpus()) return;
   TestDaemon daemon(exchange_config("256MiB", 20'000));
   await_pinned(daemon);
@@ -236,7 +352,8 @@ TEST_CASE("A rank that posts its load late gets it, and the others have loaded d
   CHECK(daemon.stop() == 0);
 }
 
-TEST_CASE("A rank killed in mid exchange: the other's load ends, right or failed, and nothing lands later") {
+TEST_CASE("A rank killed in mid exchange: the other's load ends, right or failed, and nothing lands later",
+          "[gpus]") {
   if (!two_gpus()) return;
   const char* wanted = std::getenv("HICACHE_GPU_RANK_KILLS");
   const int kills = wanted == nullptr ? 8 : std::atoi(wanted);

@@ -8,43 +8,11 @@
 namespace hicache::test {
 namespace {
 
-const void* pointer_of(CUdeviceptr address) {
-  return reinterpret_cast<const void*>(static_cast<std::uintptr_t>(address));
-}
-
-void cuda(const Gpu& gpu, CUresult result, const char* what) {
-  must(bench::check(gpu.driver(), result, what));
-}
-
 void expect_refused(const Result<CudaAllocation>& described, Status status, const std::string& reason) {
   expect(!described, "memory that must be refused was described");
   expect(described.status() == status && described.error().message.find(reason) != std::string::npos,
          fmt::format("refused with {}: {}; expected {} with \"{}\"", to_string(described.status()),
                      described.error().message, to_string(status), reason));
-}
-
-// A physical allocation of cuMemCreate, mapped.
-CUdeviceptr create_mapped(const Gpu& gpu, std::size_t& bytes, CUmemAllocationHandleType handle_type) {
-  const bench::Driver& d = gpu.driver();
-  CUmemAllocationProp properties{};
-  properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.location = {CU_MEM_LOCATION_TYPE_DEVICE, {gpu.device()}};
-  properties.requestedHandleTypes = handle_type;
-  std::size_t granularity = 0;
-  cuda(gpu, d.cuMemGetAllocationGranularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
-       "granularity");
-  bytes = align_up(bytes, granularity);
-  CUmemGenericAllocationHandle handle = 0;
-  cuda(gpu, d.cuMemCreate(&handle, bytes, &properties, 0), "cuMemCreate");
-  CUdeviceptr address = 0;
-  cuda(gpu, d.cuMemAddressReserve(&address, bytes, 0, 0, 0), "cuMemAddressReserve");
-  cuda(gpu, d.cuMemMap(address, bytes, 0, handle, 0), "cuMemMap");
-  CUmemAccessDesc access{};
-  access.location = properties.location;
-  access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-  cuda(gpu, d.cuMemSetAccess(address, bytes, &access, 1), "cuMemSetAccess");
-  cuda(gpu, d.cuMemRelease(handle), "cuMemRelease");
-  return address;
 }
 
 // Writes pages from the range, spoils them, loads them, and compares.

@@ -97,8 +97,7 @@ several_gpus() {
 }
 stage_group_tests() {
   several_gpus || return 0
-  HICACHE_GPU_RANK_KILLS="${HICACHE_GPU_RANK_KILLS:-24}" limited "$bin/gpu_test" -d yes \
-    "*killed in mid exchange*,Exchanged pages*,A rank's GPU*,MHA ranks on two GPUs*,A rank that posts*"
+  HICACHE_GPU_RANK_KILLS="${HICACHE_GPU_RANK_KILLS:-24}" limited "$bin/gpu_test" -d yes "[gpus]"
 }
 # Scattered and contiguous pages, alone and beside matrix products on every GPU.
 stage_group_transfer() {
