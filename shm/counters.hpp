@@ -71,6 +71,10 @@ namespace hicache {
   X(backup_no_space, "pages not backed up because storage had no room")                                 \
   X(backup_timed_out, "pages not known to be backed up because storage did not answer in time")         \
   X(backup_failed, "pages not backed up because storage failed, or a page before them was lost")        \
+  X(storage_reads, "batches of pages that storage has read")                                            \
+  X(storage_read_us, "microseconds that these batches took, added up")                                  \
+  X(storage_writes, "batches of pages that storage has written")                                        \
+  X(storage_write_us, "microseconds that these batches took, added up")                                 \
   X(storage_late, "storage batches that did not end by their deadline")                                 \
   X(storage_suspensions, "times the circuit breaker suspended storage")                                 \
   X(resident_pages, "gauge: pages that are not free")                                                   \

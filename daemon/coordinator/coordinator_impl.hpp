@@ -162,6 +162,7 @@ struct Coordinator::Impl {
 
   // --- storage_events.cpp
   void take_storage_events();
+  void count_batch(StorageOperation operation, std::uint64_t us);
   void take_page_event(StorageWork& work, std::uint32_t index, Status status);
   void take_late_event(StorageWork& work);
   void take_ended_event(const StorageWork& work);

@@ -74,7 +74,6 @@ void Coordinator::Impl::decide_prefetch(Lease& lease, const Submission& submissi
     return position > 0 && !pages.find(lease.hashes[position - 1], lease.namespace_id);
   };
   if (position == end) return end_prefetch(p, Status::ok);
-  if (stopping.load(std::memory_order_relaxed)) return end_prefetch(p, Status::shutting_down);
   if (!storage_attached()) {
     stats.add(Counter::prefetch_no_storage);
     return end_prefetch(p, Status::ok);

@@ -79,11 +79,19 @@ void Coordinator::Impl::take_storage_events() {
       case StorageEvent::Kind::ended: {
         const StorageWork ended = std::move(work);
         storage_work.erase(found);
+        count_batch(ended.operation, event.us);
         take_ended_event(ended);
         break;
       }
     }
   }
+}
+
+void Coordinator::Impl::count_batch(StorageOperation operation, std::uint64_t us) {
+  if (us == 0 || operation == StorageOperation::exists) return;
+  const bool read = operation == StorageOperation::get;
+  stats.add(read ? Counter::storage_reads : Counter::storage_writes);
+  stats.add(read ? Counter::storage_read_us : Counter::storage_write_us, us);
 }
 
 void Coordinator::Impl::take_page_event(StorageWork& work, std::uint32_t index, Status status) {

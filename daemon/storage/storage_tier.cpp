@@ -197,7 +197,7 @@ class StorageTier::Impl : public StorageSink {
       } else if (!batch.late) {
         breaker_.succeeded();
       }
-      push_event({id, StorageEvent::Kind::ended, 0, Status::ok});
+      push_event({id, StorageEvent::Kind::ended, 0, Status::ok, (now - batch.sent_ns) / 1000});
     }
     in_flight_.erase(found);
     publish_state();
@@ -248,9 +248,9 @@ class StorageTier::Impl : public StorageSink {
   }
   void end_unsent(const StorageRequest& request, Status status) {
     for (std::uint32_t page = 0; page < request.hashes.size(); ++page) {
-      push_event({request.id, StorageEvent::Kind::page, page, status});
+      push_event({request.id, StorageEvent::Kind::page, page, status, 0});
     }
-    push_event({request.id, StorageEvent::Kind::ended, 0, Status::ok});
+    push_event({request.id, StorageEvent::Kind::ended, 0, Status::ok, 0});
   }
   void end_queued() {
     const auto all = [](const StorageRequest&) { return true; };
@@ -280,7 +280,7 @@ class StorageTier::Impl : public StorageSink {
         checksums_->record(buffer.offset, spec.shard_bytes());
       }
     }
-    push_event({b.id, StorageEvent::Kind::page, page, outcome});
+    push_event({b.id, StorageEvent::Kind::page, page, outcome, 0});
   }
 
   // --- the dispatcher's thread
@@ -358,7 +358,7 @@ class StorageTier::Impl : public StorageSink {
       }
       // It keeps its buffers, not its place: others may be sent.
       --running_of(batch.batch.operation);
-      push_event({StorageBatchId{id}, StorageEvent::Kind::late, 0, Status::timed_out});
+      push_event({StorageBatchId{id}, StorageEvent::Kind::late, 0, Status::timed_out, 0});
       count_failure(now);
     }
     if (breaker_.state() == CircuitBreaker::State::open && backend_ != nullptr && probe_id_ == 0) {

@@ -38,6 +38,7 @@ struct StorageEvent {
   Kind kind = Kind::page;
   std::uint32_t page = 0;      // page
   Status status = Status::ok;  // page: as in StorageSink
+  std::uint64_t us = 0;        // ended: since the backend got it; 0 when it never did
 };
 
 enum class StorageState { detached, attached, suspended };

@@ -52,6 +52,21 @@ hicache_status on(hicache_controller* controller, F&& body) noexcept {
   });
 }
 
+// What a prefetch has brought belongs to the tree as soon as the request may run.
+hicache_status take_over(hicache_controller& c, const hicache::Result<hicache::PrefetchProgress>& progress,
+                         int* ended, std::uint64_t* tokens) {
+  if (!progress) return fail(progress.error());
+  std::uint64_t added = 0;
+  if (!progress->ready.empty()) {
+    const auto adopted = c.tree->adopt(progress->ready);
+    if (!adopted) return fail(adopted.error());
+    added = *adopted;
+  }
+  if (ended != nullptr) *ended = progress->ended ? 1 : 0;
+  if (tokens != nullptr) *tokens = added;
+  return HICACHE_OK;
+}
+
 }  // namespace
 
 extern "C" {
@@ -220,6 +235,42 @@ hicache_status hicache_controller_expire_pins(hicache_controller* controller, ui
   return on(controller, [&](hicache_controller& c) -> hicache_status {
     c.tree->expire_pins(now);
     return HICACHE_OK;
+  });
+}
+
+hicache_status hicache_controller_prefetch(hicache_controller* controller, const char* request,
+                                           const hicache_hash* hashes, size_t count, uint32_t policy) {
+  return on(controller, [&](hicache_controller& c) -> hicache_status {
+    if (request == nullptr) return null_argument("request");
+    if (hashes == nullptr && count > 0) return null_argument("hashes");
+    const auto named = to_prefetch_policy(policy);
+    if (!named) return fail(named.error());
+    return status_of(c.controller->prefetch(request, to_hashes(hashes, count), *named));
+  });
+}
+
+hicache_status hicache_controller_check_prefetch_progress(hicache_controller* controller, const char* request,
+                                                          int* ended, uint64_t* tokens) {
+  return on(controller, [&](hicache_controller& c) -> hicache_status {
+    if (request == nullptr) return null_argument("request");
+    if (ended == nullptr) return null_argument("ended");
+    return take_over(c, c.controller->check_prefetch_progress(request), ended, tokens);
+  });
+}
+
+hicache_status hicache_controller_terminate_prefetch(hicache_controller* controller, const char* request,
+                                                     uint64_t* tokens) {
+  return on(controller, [&](hicache_controller& c) -> hicache_status {
+    if (request == nullptr) return null_argument("request");
+    return take_over(c, c.controller->terminate_prefetch(request), nullptr, tokens);
+  });
+}
+
+hicache_status hicache_controller_release_aborted_request(hicache_controller* controller,
+                                                          const char* request) {
+  return on(controller, [&](hicache_controller& c) -> hicache_status {
+    if (request == nullptr) return null_argument("request");
+    return status_of(c.controller->release_aborted_request(request));
   });
 }
 

@@ -128,4 +128,13 @@ void store_result(const OperationResult& from, hicache_result* out) {
   write_struct(c, out);
 }
 
+Result<std::optional<PrefetchPolicy>> to_prefetch_policy(std::uint32_t policy) {
+  if (policy == HICACHE_PREFETCH_DEFAULT) return std::optional<PrefetchPolicy>();
+  if (policy <= HICACHE_PREFETCH_TIMEOUT) return std::optional(static_cast<PrefetchPolicy>(policy));
+  return Error{Status::invalid_argument,
+               "policy is " + std::to_string(policy) +
+                   "; expected 0 (best_effort), 1 (wait_complete), 2 (timeout) or HICACHE_PREFETCH_DEFAULT",
+               0};
+}
+
 }  // namespace hicache::c_abi

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -58,5 +59,8 @@ Result<DeviceGeometry> to_geometry(std::span<const hicache_allocation> allocatio
                                    std::span<const hicache_tensor> tensors, std::uint32_t pages);
 // `out` has been checked: before anything is taken out of the session for it.
 void store_result(const OperationResult& from, hicache_result* out);
+
+// Nothing for HICACHE_PREFETCH_DEFAULT; invalid_argument for a number that is no policy.
+Result<std::optional<PrefetchPolicy>> to_prefetch_policy(std::uint32_t policy);
 
 }  // namespace hicache::c_abi

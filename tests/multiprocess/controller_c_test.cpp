@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "hicache/client.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/processes.hpp"
 
@@ -211,6 +212,71 @@ TEST_CASE("the C interface refuses what makes no sense, and says what") {
   CHECK(hicache_controller_lock(rank.controller, 77) == HICACHE_NOT_FOUND);
   CHECK(hicache_controller_match(rank.controller, nullptr, 1, nullptr, nullptr, 0) ==
         HICACHE_INVALID_ARGUMENT);
+}
+
+TEST_CASE("pages come back from storage through the C interface") {
+  const TestDaemon daemon(R"({"storage": {"backend": "memory", "prefetch_threshold_tokens": 0}})");
+  const auto ask = [&](const std::vector<std::string>& words) {
+    REQUIRE(control(daemon.socket_path(), words, kPatienceMs).ok());
+  };
+  CRank rank(daemon);
+  REQUIRE(rank.create(rank.options()) == HICACHE_OK);
+  hicache_controller* c = rank.controller;
+  const std::uint32_t tokens[] = {1, 2, 3, 4, 5, 6, 7, 8};
+  hicache_hash hashes[2];
+  REQUIRE(hicache_hash_chain(tokens, 8, kPageTokens, nullptr, hashes) == HICACHE_OK);
+  std::vector<std::uint64_t> slots(8);
+  REQUIRE(hicache_controller_alloc(c, 8, slots.data()) == HICACHE_OK);
+  for (std::size_t i = 0; i < 8; i += kPageTokens) {
+    for (std::uint32_t layer = 0; layer < 2; ++layer) {
+      std::memset(rank.piece(slots[i], layer), static_cast<int>(0x10 * (layer + 1) + i), kPieceBytes);
+    }
+  }
+  std::int64_t node = 0;
+  std::vector<std::uint64_t> duplicates(8);
+  std::size_t duplicate_count = 0;
+  REQUIRE(hicache_controller_insert(c, hashes, 2, slots.data(), 8, 0, &node, duplicates.data(),
+                                    &duplicate_count) == HICACHE_OK);
+  rank.settle(1);
+  ask({"storage", "sync"});
+  // Nothing is left but what storage has.
+  REQUIRE(hicache_controller_reset(c) == HICACHE_OK);
+  ask({"clear"});
+
+  int ended = 0;
+  std::uint64_t added = 0;
+  CHECK(hicache_controller_check_prefetch_progress(c, "none", &ended, nullptr) == HICACHE_OK);
+  CHECK(ended == 1);
+  CHECK(hicache_controller_prefetch(c, "request", hashes, 2, 7) == HICACHE_INVALID_ARGUMENT);
+  CHECK(last_error().find("policy is 7") != std::string::npos);
+  REQUIRE(hicache_controller_prefetch(c, "request", hashes, 2, HICACHE_PREFETCH_WAIT_COMPLETE) == HICACHE_OK);
+  CHECK(hicache_controller_prefetch(c, "request", hashes, 2, HICACHE_PREFETCH_DEFAULT) == HICACHE_EXISTS);
+  for (ended = 0; ended == 0;) {
+    REQUIRE(hicache_controller_check_prefetch_progress(c, "request", &ended, &added) == HICACHE_OK);
+  }
+  CHECK(added == 8);
+  hicache_match match{};
+  match.struct_size = sizeof match;
+  REQUIRE(hicache_controller_match(c, hashes, 2, &match, nullptr, 0) == HICACHE_OK);
+  CHECK(match.host_tokens == 8);
+  std::size_t count = 8;
+  std::vector<std::uint64_t> loaded(64);
+  REQUIRE(hicache_controller_load_back(c, match.host_node, 64, loaded.data(), &count, &node) == HICACHE_OK);
+  REQUIRE(count == 8);
+  std::int32_t producer = -1;
+  REQUIRE(hicache_controller_start_loading(c, &producer) == HICACHE_OK);
+  for (std::uint32_t layer = 0; layer < 2; ++layer) {
+    REQUIRE(hicache_controller_wait_layer(c, producer, layer, 10'000) == HICACHE_OK);
+    for (std::size_t i = 0; i < 8; i += kPageTokens) {
+      CHECK(rank.piece(loaded[i], layer)[0] == 0x10 * (layer + 1) + i);
+      CHECK(rank.piece(loaded[i], layer)[kPieceBytes - 1] == 0x10 * (layer + 1) + i);
+    }
+  }
+  rank.settle(1);
+  REQUIRE(hicache_controller_prefetch(c, "other", hashes, 2, HICACHE_PREFETCH_DEFAULT) == HICACHE_OK);
+  CHECK(hicache_controller_terminate_prefetch(c, "other", &added) == HICACHE_OK);
+  CHECK(hicache_controller_release_aborted_request(c, "other") == HICACHE_OK);
+  CHECK(hicache_controller_release_aborted_request(c, nullptr) == HICACHE_INVALID_ARGUMENT);
 }
 
 }  // namespace hicache::test

@@ -91,6 +91,9 @@ TEST_CASE("what was written comes back from storage after it has left the pool, 
   CHECK(group[0].session().probe(hashes).leading == 20);
   group.release_all(lease);
   CHECK(rig.counter("prefetched") == 20);
+  CHECK(rig.counter("storage_reads") == 1);
+  CHECK(rig.counter("storage_read_us") > 0);
+  CHECK(rig.counter("storage_writes") >= 1);
   CHECK(rig.counter("written") == 20);
   // They came from storage: they need not go there again.
   rig.sync();
@@ -547,6 +550,13 @@ TEST_CASE("backends come and go under traffic") {
   CHECK(rank.run(rank.session().prefetch(lease, 0, 5, kComplete)).written == 5);
   CHECK(loads_right(rank, lease, hashes, 5));
   rank.run(rank.session().release(lease));
+  const auto shown = run_program({program("hicache-ctl"), rig.daemon().name(), "--socket",
+                                  rig.daemon().socket_path(), "storage", "status"});
+  INFO(shown.out + shown.err);
+  CHECK(shown.status.exited_with(0));
+  for (const char* text : {"storage attached: memory, 5 pages", "breaker closed, 0 failures", "\nput "}) {
+    CHECK(shown.out.find(text) != std::string::npos);
+  }
   rig.ask({"storage", "clear"});
   rig.empty_pool();
   lease = reserve(rank, 6, hashes).lease;

@@ -81,6 +81,54 @@ std::string cuda_text(const json& cuda) {
   return out;
 }
 
+std::string at_text(const json& object, const char* key) {
+  return object.is_object() && object.contains(key) ? plain_text(object[key]) : "-";
+}
+
+std::string storage_line(const json& storage) {
+  std::string out = "storage " + at_text(storage, "state");
+  if (!storage.contains("backend")) return out + "\n";
+  const json& backend = storage["backend"];
+  return out + fmt::format(": {}, {}\n", at_text(backend, "name"), at_text(backend, "health"));
+}
+
+std::string gb_text(const json& value) {
+  return value.is_number() ? fmt::format("{:.2f}", value.get<double>()) : printable(value.dump());
+}
+
+// What `storage status` answers.
+std::string storage_text(const json& storage) {
+  const json breaker = storage.contains("breaker") ? storage["breaker"] : json::object();
+  std::string out =
+      storage_line(storage) +
+      fmt::format("breaker {}, {} failures in a row, opened {} times\n", at_text(breaker, "state"),
+                  at_text(breaker, "failures_in_a_row"), at_text(breaker, "openings")) +
+      fmt::format(
+          "queues  {} reads, {} writes, {} late batches; {} prefetches in flight, {} pages to back up\n",
+          at_text(storage, "read_queue"), at_text(storage, "write_queue"), at_text(storage, "late_batches"),
+          at_text(storage, "prefetches_in_flight"), at_text(storage, "backup_queue_pages"));
+  json rows = json::array();
+  if (storage.contains("operations") && storage["operations"].is_object()) {
+    for (const auto& [name, operation] : storage["operations"].items()) {
+      if (!operation.is_object()) continue;
+      rows.push_back(operation);
+      rows.back()["operation"] = name;
+    }
+  }
+  return out + table(rows,
+                     {{"operation", "operation", plain_text, true},
+                      {"batches", "batches", plain_text},
+                      {"running", "in_flight", plain_text},
+                      {"pages", "pages", plain_text},
+                      {"good", "good_pages", plain_text},
+                      {"bytes", "bytes", bytes_text},
+                      {"mean us", "mean_us", plain_text},
+                      {"p99 us", "p99_us", plain_text},
+                      {"max us", "max_us", plain_text},
+                      {"GB/s", "gb_per_second", gb_text}},
+                     "no operations");
+}
+
 std::string status_text(const json& a) {
   const json none = json::object();
   const json& pool = a.contains("pool") ? a["pool"] : none;
@@ -97,6 +145,7 @@ std::string status_text(const json& a) {
                     fmt::format("pages  {} resident of {}\n", plain_text(at(pages, "resident")),
                                 plain_text(at(pages, "capacity")));
   if (a.contains("cuda")) out += cuda_text(a["cuda"]);
+  if (a.contains("storage") && a["storage"].is_object()) out += storage_line(a["storage"]);
   std::size_t width = 0;
   for (const auto& [name, value] : counters.items()) width = std::max(width, name.size());
   for (const auto& [name, value] : counters.items()) {
@@ -118,6 +167,7 @@ std::string printable(const std::string& text) {
 
 std::string render(const std::string& command, const json& answer) {
   if (command == "status" && answer.is_object()) return status_text(answer);
+  if (command == "storage" && answer.contains("operations")) return storage_text(answer);
   if (command == "ranks" && answer.contains("ranks")) {
     return table(answer["ranks"],
                  {{"client", "client", plain_text},

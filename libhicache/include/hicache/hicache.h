@@ -234,8 +234,20 @@ typedef enum {
   HICACHE_OP_WRITE = 3,
   HICACHE_OP_LOAD = 4,
   HICACHE_OP_RELEASE = 5,
-  HICACHE_OP_AGREE = 6
+  HICACHE_OP_AGREE = 6,
+  HICACHE_OP_PREFETCH = 7,
+  HICACHE_OP_CHECK_PREFETCH = 8,
+  HICACHE_OP_END_PREFETCH = 9
 } hicache_opcode;
+
+/* When a prefetch counts as done, besides the arrival of its last page. */
+typedef enum {
+  HICACHE_PREFETCH_BEST_EFFORT = 0,   /* when somebody asks */
+  HICACHE_PREFETCH_WAIT_COMPLETE = 1, /* never */
+  HICACHE_PREFETCH_TIMEOUT = 2        /* when its time limit has passed */
+} hicache_prefetch_policy;
+
+#define HICACHE_PREFETCH_DEFAULT 0xffffffffu /* as the daemon is configured */
 
 #define HICACHE_NO_FENCE 0xffffffffu
 
@@ -269,6 +281,23 @@ HICACHE_EXPORT hicache_status hicache_load(hicache_session* session, hicache_lea
 /* This rank needs the lease no more. */
 HICACHE_EXPORT hicache_status hicache_release(hicache_session* session, hicache_lease lease,
                                               uint32_t deadline_ms, hicache_ticket* ticket);
+/* Fetches pages [first, first + count) of the lease's request from storage, as many leading ones as it has.
+ * The group decides once; all ranks that want the result post the same range, one a lease. Pages become ready
+ * one by one in prefix order, pinned by the lease, and can be loaded before the operation has ended. The
+ * leading present + written pages of the range are ready at its end. `policy`: hicache_prefetch_policy or
+ * HICACHE_PREFETCH_DEFAULT. */
+HICACHE_EXPORT hicache_status hicache_prefetch(hicache_session* session, hicache_lease lease, uint32_t first,
+                                               uint32_t count, uint32_t policy, uint32_t deadline_ms,
+                                               hicache_ticket* ticket);
+/* May the request go on? `number` counts the questions about this prefetch from 1; every rank gets the same
+ * answer to the same one. filling > 0: not yet. Otherwise the result is the prefetch's. */
+HICACHE_EXPORT hicache_status hicache_check_prefetch(hicache_session* session, hicache_lease lease,
+                                                     uint32_t number, uint32_t deadline_ms,
+                                                     hicache_ticket* ticket);
+/* As hicache_check_prefetch, and the answer is yes: what has not come by now is given up. */
+HICACHE_EXPORT hicache_status hicache_end_prefetch(hicache_session* session, hicache_lease lease,
+                                                   uint32_t number, uint32_t deadline_ms,
+                                                   hicache_ticket* ticket);
 
 /* How an operation ended: exactly one per ticket, except that one with `pages_busy` is followed by one with
  * `pages_returned`. */
@@ -278,11 +307,11 @@ typedef struct {
   hicache_ticket ticket;
   hicache_lease lease;
   hicache_status status;
-  uint32_t hits;               /* reserve: leading pages present and pinned */
-  uint32_t written;            /* write: pages published by this operation, counted once per group */
-  uint32_t present;            /* write: pages that were ready already */
-  uint32_t filling;            /* write: pages that another lease was filling */
-  uint32_t dropped;            /* write: pages not kept */
+  uint32_t hits;               /* reserve: leading pages present and pinned; prefetch: that storage had */
+  uint32_t written;            /* write: pages published by it, counted once per group; prefetch: that came */
+  uint32_t present;            /* write, prefetch: pages that were ready already, or came from elsewhere */
+  uint32_t filling;            /* write: another lease was filling them; check_prefetch: 0 = it has ended */
+  uint32_t dropped;            /* write: pages not kept; prefetch: pages that did not come */
   uint64_t bytes;              /* write, load: bytes copied for this rank */
   uint64_t operation_sequence; /* the daemon's global order */
   uint32_t pages_busy;     /* 1: a copy may still touch the device pages, keep them until pages_returned */

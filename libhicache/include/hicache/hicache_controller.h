@@ -91,6 +91,26 @@ HICACHE_EXPORT hicache_status hicache_controller_pin(hicache_controller* control
                                                      uint64_t until);
 HICACHE_EXPORT hicache_status hicache_controller_expire_pins(hicache_controller* controller, uint64_t now);
 
+/* --- Storage */
+/* Begins to fetch from storage what the pool does not have of a request's pages; `hashes` from the prefix's
+ * first page. `request` names it, the same on every rank. `policy`: hicache_prefetch_policy or
+ * HICACHE_PREFETCH_DEFAULT. HICACHE_EXISTS: the request has one already. */
+HICACHE_EXPORT hicache_status hicache_controller_prefetch(hicache_controller* controller, const char* request,
+                                                          const hicache_hash* hashes, size_t count,
+                                                          uint32_t policy);
+/* Once per scheduling step and waiting request, on every rank: `ended` becomes 1 when it may run (also when
+ * it has no prefetch), the same on every rank. Then the tree has taken over what the pool has: `tokens` (may
+ * be NULL) of it were new to the tree. */
+HICACHE_EXPORT hicache_status hicache_controller_check_prefetch_progress(hicache_controller* controller,
+                                                                         const char* request, int* ended,
+                                                                         uint64_t* tokens);
+/* Ends it with what has come by now, as above. */
+HICACHE_EXPORT hicache_status hicache_controller_terminate_prefetch(hicache_controller* controller,
+                                                                    const char* request, uint64_t* tokens);
+/* The request will not run: ends its prefetch, if it has one. */
+HICACHE_EXPORT hicache_status hicache_controller_release_aborted_request(hicache_controller* controller,
+                                                                         const char* request);
+
 /* --- Copies */
 /* Writes from now on wait for this fence before they read device memory; HICACHE_NO_FENCE = for none. */
 HICACHE_EXPORT hicache_status hicache_controller_set_start_fence(hicache_controller* controller,
