@@ -17,6 +17,7 @@ namespace hicache::daemon {
 
 enum class EvictionPolicyName { lru, lfu };
 enum class CudaMode { off, on_demand, at_start };
+enum class HugePages { off, prefer, require };
 enum class ChecksumPolicy { off, sampled, always };
 enum class VerifyPolicy { off, lazy, full };
 // Which pages go to storage, and when: none; each as soon as it is ready; each once it has been used often
@@ -38,6 +39,7 @@ struct Config {
     std::uint64_t bytes = 1ull << 30;          // reserved at start
     std::uint64_t segment_bytes = 4ull << 20;  // power of two from 64 KiB to 1 GiB
     std::uint32_t max_pages = 0;               // logical pages at most; 0 = pool.bytes / 16 KiB, at most 4 Mi
+    HugePages huge_pages = HugePages::off;     // of the pool, when it is made
   } pool;
 
   struct Region {
@@ -66,6 +68,7 @@ struct Config {
     std::uint32_t threads = 1;                          // of the host backend, 1 to 64
     TransferMethod method = TransferMethod::automatic;  // of GPUs
     std::uint32_t streams = 1;                          // of a rank on its GPU, in each direction, 1 to 8
+    std::uint32_t staging_blocks = 32;  // of a kernel that packs or unpacks pages in a rank, 1 to 256
   } transfer;
 
   struct Cuda {

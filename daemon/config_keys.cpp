@@ -8,6 +8,7 @@
 #include "daemon/storage/backend_factory.hpp"
 #include "shm/protocol.hpp"
 #include "shm/region.hpp"
+#include "shm/staging_layout.hpp"
 #include "shm/types.hpp"
 
 namespace hicache::daemon {
@@ -240,6 +241,10 @@ std::vector<ConfigKey> make_keys() {
   k.push_back(bytes("pool.bytes", 64 * kKiB, 64 * kTiB, kAny, HICACHE_MEMBER(pool.bytes)));
   k.push_back(bytes("pool.segment_bytes", 64 * kKiB, kGiB, kPower, HICACHE_MEMBER(pool.segment_bytes)));
   k.push_back(integer("pool.max_pages", kFixed, 0, kMaxPages, kAny, HICACHE_MEMBER(pool.max_pages)));
+  k.push_back(one_of<HugePages>(
+      "pool.huge_pages",
+      {{"off", HugePages::off}, {"prefer", HugePages::prefer}, {"require", HugePages::require}},
+      HICACHE_MEMBER(pool.huge_pages)));
   k.push_back(boolean("region.keep_on_exit", kFixed, HICACHE_MEMBER(region.keep_on_exit)));
   k.push_back(
       integer("region.flight_records", kFixed, 16, 1u << 20, kPower, HICACHE_MEMBER(region.flight_records)));
@@ -261,9 +266,14 @@ std::vector<ConfigKey> make_keys() {
   k.push_back(one_of<TransferMethod>("transfer.method",
                                      {{"auto", TransferMethod::automatic},
                                       {"page_major", TransferMethod::page_major},
-                                      {"layer_major", TransferMethod::layer_major}},
+                                      {"layer_major", TransferMethod::layer_major},
+                                      {"staged", TransferMethod::staged},
+                                      {"contiguous", TransferMethod::contiguous},
+                                      {"batched", TransferMethod::batched}},
                                      HICACHE_MEMBER(transfer.method)));
   k.push_back(integer("transfer.streams", kFixed, 1, 8, kAny, HICACHE_MEMBER(transfer.streams)));
+  k.push_back(integer("transfer.staging_blocks", kFixed, 1, kMaxStagingBlocks, kAny,
+                      HICACHE_MEMBER(transfer.staging_blocks)));
   k.push_back(one_of<CudaMode>(
       "cuda.mode",
       {{"off", CudaMode::off}, {"on_demand", CudaMode::on_demand}, {"at_start", CudaMode::at_start}},

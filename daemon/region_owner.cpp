@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "daemon/config_keys.hpp"
+#include "daemon/huge_pages.hpp"
 #include "shm/clock.hpp"
 #include "shm/crash_points.hpp"
 #include "shm/page_word.hpp"
@@ -186,7 +187,9 @@ Outcome RegionOwner::build(const Config& config, const RegionPlan& plan, const s
   auto control = create_named(control_object_name(name_), plan.total_bytes);
   if (!control) return control.error();
   HICACHE_CRASH_POINT(region_control_made);
-  auto pool = create_named(pool_object_name(name_, 0), pool_bytes);
+  auto pool = create_named(pool_object_name(name_, 0), pool_bytes, [&](int fd) {
+    return fill_with_huge_pages(fd, pool_bytes, config.pool.huge_pages);
+  });
   if (!pool) return pool.error();
   if (auto mapped = map(control->get(), pool->get(), plan, pool_bytes); !mapped) return mapped;
   tables_.header->segment_bytes.store(config.pool.segment_bytes, std::memory_order_relaxed);

@@ -72,12 +72,12 @@ Outcome Service::begin() {
   auto post = [this](CoordinatorRequest request) { coordinator_.post(std::move(request)); };
   CudaOptions cuda;
   cuda.mode = config_.cuda.mode;
-  // A page that a GPU rank writes would keep the checksum of what lay there before.
-  if (checksums_.recording())
-    cuda.off_because = "integrity.checksums is on, and no checksums are made of GPU pages yet";
   cuda.method = config_.transfer.method;
   cuda.streams = config_.transfer.streams;
   cuda.exchange = ExchangePolicy{config_.mla.load, std::uint64_t{config_.mla.wait_us} * 1000};
+  cuda.checksums = &checksums_;
+  cuda.checksum_threads = config_.transfer.threads;
+  cuda.staging_blocks = config_.transfer.staging_blocks;
   cuda.pool = region_.pool();
   cuda.pool_bytes = region_.pool_bytes();
   cuda.sink = [this](const TransferDone& done) { coordinator_.post(done); };

@@ -82,6 +82,7 @@ namespace hicache {
   X(pinned_pages, "gauge: pins held by leases")                                                         \
   X(live_leases, "gauge: leases in use")                                                                \
   X(used_pool_bytes, "gauge: bytes of slots in use")                                                    \
+  X(usable_pool_bytes, "gauge: bytes at the pool's start for new pages; the rest is not pinned yet")    \
   X(assigned_segments, "gauge: segments given to a size class")                                         \
   X(backup_queue_pages, "gauge: pages that wait for their backup")                                      \
   X(storing_pages, "gauge: pages whose bytes storage is reading for a backup")                          \

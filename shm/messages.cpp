@@ -62,6 +62,11 @@ void encode(WireWriter& out, const Welcome& m) {
 void encode(WireWriter& out, const RegisterBuffers& m) {
   put_type(out, Type::register_buffers);
   m.geometry.encode(out);
+  if (!m.staging) return;
+  out.raw(m.staging->ipc_handle);
+  out.integer(m.staging->base_bytes);
+  out.integer(m.staging->base_offset);
+  out.integer(m.staging->slot_bytes);
 }
 
 void encode(WireWriter& out, const Goodbye&) {
@@ -78,6 +83,15 @@ void encode(WireWriter& out, const Reply& m) {
   put_type(out, Type::reply);
   out.integer(static_cast<std::uint16_t>(m.status));
   out.text(m.text);
+}
+
+StagingOffer decode_staging(WireReader& in) {
+  StagingOffer offer;
+  in.raw(offer.ipc_handle);
+  offer.base_bytes = in.integer<std::uint64_t>();
+  offer.base_offset = in.integer<std::uint64_t>();
+  offer.slot_bytes = in.integer<std::uint64_t>();
+  return offer;
 }
 
 Hello decode_hello(WireReader& in) {
@@ -181,7 +195,8 @@ Result<SocketMessage> decode_message(std::span<const std::uint8_t> bytes) {
       return finish(in, m, "Welcome");
     }
     case Type::register_buffers: {
-      RegisterBuffers m{DeviceGeometry::decode(in)};
+      RegisterBuffers m{DeviceGeometry::decode(in), std::nullopt};
+      if (!in.failed() && !in.finished()) m.staging = decode_staging(in);
       return finish(in, std::move(m), "RegisterBuffers");
     }
     case Type::goodbye:

@@ -3,7 +3,9 @@
 // fields.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <variant>
@@ -56,9 +58,21 @@ struct Welcome {
   ChannelGeometry channel;
 };
 
-// Device buffers of a rank, once per session. Descriptors: one sealed memfd per host allocation, in order.
+// Staging memory that a rank offers beside its buffers: kStagingSlots slots behind each other in an
+// allocation of cuMemAlloc on the buffers' GPU (shm/staging_layout.hpp).
+struct StagingOffer {
+  std::array<std::uint8_t, 64> ipc_handle{};
+  std::uint64_t base_bytes = 0;   // size of the driver's allocation
+  std::uint64_t base_offset = 0;  // where the slots begin in it
+  std::uint64_t slot_bytes = 0;
+  friend bool operator==(const StagingOffer&, const StagingOffer&) = default;
+};
+
+// Device buffers of a rank, once per session. Descriptors: one sealed memfd per host allocation, in order;
+// behind them the staging block where staging is offered, which needs kFeatureStaging in force.
 struct RegisterBuffers {
   DeviceGeometry geometry;
+  std::optional<StagingOffer> staging{};
 };
 
 // Polite end of a session.

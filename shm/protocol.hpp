@@ -17,6 +17,10 @@ namespace hicache {
 constexpr std::uint32_t kProtocolMin = 1;
 constexpr std::uint32_t kProtocolMax = 1;
 
+// Feature bits of Hello and Welcome.
+// A rank may offer staging memory when it registers GPU buffers, and serves the daemon's requests on it.
+constexpr std::uint64_t kFeatureStaging = 1;
+
 enum class Role : std::uint32_t {
   rank = 1,       // owns device buffers, takes part in group decisions
   scheduler = 2,  // reserves for its group, has no device buffers

@@ -63,12 +63,17 @@ Result<Mapping> Mapping::map(int fd, std::uint64_t bytes, Access access, bool do
   return m;
 }
 
-Result<UniqueFd> create_named(const std::string& name, std::uint64_t bytes) {
+Result<UniqueFd> create_named(const std::string& name, std::uint64_t bytes,
+                              const std::function<Outcome(int fd)>& fill) {
   try {
     bip::permissions mode(0600);
     bip::shared_memory_object object(bip::create_only, name.c_str(), bip::read_write, mode);
     UniqueFd fd(::fcntl(object.get_mapping_handle().handle, F_DUPFD_CLOEXEC, 0));
     if (!fd.valid()) return os_error(Status::system_error, "cannot keep shared memory " + name, errno);
+    if (Outcome filled = fill ? fill(fd.get()) : success(); !filled) {
+      bip::shared_memory_object::remove(name.c_str());
+      return filled.error();
+    }
     if (const int rc = reserve(fd.get(), bytes); rc != 0) {
       bip::shared_memory_object::remove(name.c_str());
       return os_error(rc == ENOSPC || rc == ENOMEM ? Status::no_space : Status::system_error,

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "shm/fd.hpp"
@@ -40,8 +41,10 @@ class Mapping {
 };
 
 // Creates the named object (mode 0600) with all its memory reserved, so that touching it later can't raise
-// SIGBUS. Fails with exists when the name is taken, with no_space when /dev/shm has too little room.
-Result<UniqueFd> create_named(const std::string& name, std::uint64_t bytes);
+// SIGBUS. Fails with exists when the name is taken, with no_space when /dev/shm has too little room. `fill`,
+// where given, is called with the empty object before its memory is reserved; its error is the call's.
+Result<UniqueFd> create_named(const std::string& name, std::uint64_t bytes,
+                              const std::function<Outcome(int fd)>& fill = {});
 // Opens an existing object. Fails with not_found.
 Result<UniqueFd> open_named(const std::string& name, Mapping::Access access);
 // Removes the name; mappings and descriptors live on. Missing names are fine.

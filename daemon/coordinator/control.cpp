@@ -66,6 +66,8 @@ json to_json(const CudaStatus& status, std::uint64_t pool_bytes) {
                     {"transfers", gpu.transfers},
                     {"failed", gpu.failed},
                     {"copies", gpu.copies},
+                    {"enqueue_ns", gpu.enqueue_ns},
+                    {"staged_chunks", gpu.staged_chunks},
                     {"bytes_written", gpu.bytes_written},
                     {"bytes_loaded", gpu.bytes_loaded},
                     {"bytes_passed", gpu.bytes_passed}});

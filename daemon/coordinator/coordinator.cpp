@@ -231,6 +231,7 @@ void Coordinator::Impl::handle(CoordinatorRequest& request) {
           reload(r.config);
         } else if constexpr (std::is_same_v<T, UsablePoolRequest>) {
           pages.slots().set_usable_bytes(r.bytes);
+          stats.set(Counter::usable_pool_bytes, pages.slots().usable_bytes());
         } else if constexpr (std::is_same_v<T, StorageNews>) {
           take_storage_events();
         } else if constexpr (std::is_same_v<T, StorageChanged>) {

@@ -43,6 +43,7 @@ PageTable::PageTable(const Tables& tables, std::uint64_t segment_bytes, const Ev
   for (const Counter gauge :
        {Counter::storing_pages, Counter::prefetching_pages, Counter::backup_queue_pages})
     stats_.set(gauge, 0);
+  stats_.set(Counter::usable_pool_bytes, slots_.usable_bytes());
   stats_.set(Counter::ready_pages, survey != nullptr ? survey->keep.size() : 0);
   header_->use_clock.store(use_clock_, kRelaxed);
   publish_gauges();

@@ -49,6 +49,9 @@ class SlotAllocator {
   // From now on only segments within the pool's first `bytes` are given to a size class. Those that have one
   // keep it.
   void set_usable_bytes(std::uint64_t bytes);
+  [[nodiscard]] std::uint64_t usable_bytes() const {
+    return std::uint64_t{usable_segments_} * segment_bytes_;
+  }
 
   [[nodiscard]] std::uint64_t used_bytes() const { return used_bytes_; }
   [[nodiscard]] std::uint32_t assigned_segments() const { return assigned_; }

@@ -13,7 +13,8 @@ class CudaOff final : public CudaPath {
   explicit CudaOff(std::string reason) : reason_(std::move(reason)) {}
 
   Result<std::unique_ptr<DeviceImport>> import(const NamespaceSpec&, const DeviceGeometry&,
-                                               std::span<const UniqueFd>, FenceBlock*) override {
+                                               const std::optional<StagingOffer>&, std::span<const UniqueFd>,
+                                               FenceBlock*) override {
     return Error{Status::not_permitted, "this daemon serves no GPU memory: CUDA off: " + reason_, 0};
   }
   void cancel(TransferId) override {}
@@ -31,7 +32,6 @@ class CudaOff final : public CudaPath {
 }  // namespace
 
 std::unique_ptr<CudaPath> make_cuda_path(const CudaOptions& options) {
-  if (!options.off_because.empty()) return std::make_unique<CudaOff>(options.off_because);
   if (options.mode == CudaMode::off) return std::make_unique<CudaOff>("cuda.mode is \"off\"");
 #ifdef HICACHE_CUDA
   auto live = make_live_cuda_path(options);

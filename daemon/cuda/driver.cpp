@@ -28,6 +28,10 @@ Result<const CudaDriver*> load() {
   driver.name = reinterpret_cast<decltype(driver.name)>(find(HICACHE_CUDA_TEXT(name)));
   HICACHE_DAEMON_CUDA_FUNCTIONS(HICACHE_CUDA_FIND)
 #undef HICACHE_CUDA_FIND
+#define HICACHE_CUDA_LOOK(name) \
+  driver.name = reinterpret_cast<decltype(driver.name)>(::dlsym(library, HICACHE_CUDA_TEXT(name)));
+  HICACHE_DAEMON_CUDA_OPTIONAL(HICACHE_CUDA_LOOK)
+#undef HICACHE_CUDA_LOOK
 #undef HICACHE_CUDA_TEXT
   if (!missing.empty()) {
     return Error{

@@ -52,10 +52,18 @@ namespace hicache::daemon {
   X(cuMemSetAccess)                         \
   X(cuMemRelease)
 
+// Null where the driver lacks them.
+#if CUDA_VERSION >= 13000
+#define HICACHE_DAEMON_CUDA_OPTIONAL(X) X(cuMemcpyBatchAsync)
+#else
+#define HICACHE_DAEMON_CUDA_OPTIONAL(X)
+#endif
+
 struct CudaDriver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a member's name cannot stand in parentheses
 #define HICACHE_CUDA_MEMBER(name) decltype(&::name) name = nullptr;
   HICACHE_DAEMON_CUDA_FUNCTIONS(HICACHE_CUDA_MEMBER)
+  HICACHE_DAEMON_CUDA_OPTIONAL(HICACHE_CUDA_MEMBER)
 #undef HICACHE_CUDA_MEMBER
 };
 

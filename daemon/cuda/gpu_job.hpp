@@ -5,17 +5,20 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 
 #include "daemon/cuda/driver.hpp"
 #include "daemon/cuda/pass_on.hpp"
 #include "daemon/transfer/exchange.hpp"
 #include "daemon/transfer/schedule.hpp"
+#include "daemon/transfer/staged_plan.hpp"
 #include "daemon/transfer/transfer_job.hpp"
 
 namespace hicache::daemon {
 
 class GpuMemory;
+struct ChecksumBatch;
 
 // The pool as the copies see it.
 struct GpuPool {
@@ -36,6 +39,19 @@ struct ChunkWork {
 class GpuJob {
  public:
   explicit GpuJob(TransferJobPtr job);
+
+  // Decides how the pages go, at the first call; sets the job's verdict when that fails.
+  void begin(const GpuPool& pool);
+  // A load that waits for its pages' checksums to be compared. Empty once they are, or when none are.
+  std::shared_ptr<ChecksumBatch> comparing;
+
+  // The pages go through staging memory: next_staged and enqueue_staged instead of enqueue.
+  [[nodiscard]] bool staged() const { return schedule_.staged; }
+  // The next chunk of a slot's size. Precondition: begun, staged, the verdict is ok, not all_enqueued.
+  ChunkWork next_staged(StagedChunk& chunk);
+  // Puts the copies between a chunk's pages in the pool and a slot on the stream. Their number.
+  std::uint32_t enqueue_staged(const GpuPool& pool, const StagedChunk& chunk, std::uint32_t slot,
+                               CUstream stream);
 
   // Puts about one chunk more on the stream; sets the job's verdict when that fails. Precondition: the
   // verdict is ok and not everything has been put.
@@ -77,10 +93,11 @@ class GpuJob {
   [[nodiscard]] LayerFences* layer_fences() const;
 
  private:
-  void begin(const GpuPool& pool);
   void plan_part(const GpuPool& pool);
   void end_part(ChunkWork& chunk);
-  void put_copy(const GpuPool& pool, const CopyRun& run, CUstream stream);
+  void put_copy(const GpuPool& pool, CUdeviceptr device, std::uint64_t device_bytes, const CopyRun& run,
+                CUstream stream);
+  void put_batch(const GpuPool& pool, std::span<const CopyRun> runs, CUstream stream);
   [[nodiscard]] bool ends_layers() const { return is_part_ || job_->announces_layers(); }
   [[nodiscard]] std::size_t pages_per_part() const;
   void find_pool_end();

@@ -16,8 +16,8 @@ constexpr std::uint64_t kFenceBytes = align_up(sizeof(FenceBlock), 4096);  // re
 // What the driver maps opened memory with, where its size allows it.
 constexpr std::uint64_t kGpuPageBytes = 2 * kMiB;
 
-Error refused(std::size_t index, Error error) {
-  error.message = "allocation " + std::to_string(index) + ": " + error.message;
+Error refused(const std::string& what, Error error) {
+  error.message = what + ": " + error.message;
   return error;
 }
 
@@ -26,16 +26,23 @@ Error refused(std::size_t index, Error error) {
 Result<std::unique_ptr<GpuMemory>> GpuMemory::import(std::shared_ptr<Gpu> gpu, Transfers& copier,
                                                      const NamespaceSpec& spec,
                                                      const DeviceGeometry& geometry,
+                                                     const std::optional<StagingOffer>& staging,
                                                      std::span<const UniqueFd> fds, FenceBlock* fences,
                                                      const ImportOptions& options) {
   if (auto used = gpu->use(); !used) return used.error();
-  std::unique_ptr<GpuMemory> memory(new GpuMemory(
-      std::move(gpu), copier, Schedules(spec, geometry, options.method), options.exchanging_gpus));
+  Schedules schedules(spec, geometry, options.method, staging ? staging->slot_bytes : 0);
+  std::unique_ptr<GpuMemory> memory(new GpuMemory(std::move(gpu), copier, std::move(schedules), options));
   std::size_t next_fd = 0;
   for (std::size_t i = 0; i < geometry.allocations.size(); ++i) {
     const DeviceAllocation& allocation = geometry.allocations[i];
     const UniqueFd* fd = allocation.has_descriptor() ? &fds[next_fd++] : nullptr;
-    if (auto opened = memory->open_allocation(allocation, fd); !opened) return refused(i, opened.error());
+    const auto opened = memory->open_allocation(allocation, fd);
+    if (!opened) return refused("allocation " + std::to_string(i), opened.error());
+    memory->ranges_.push_back(*opened);
+  }
+  if (staging) {
+    if (auto opened = memory->open_staging(*staging, fds[next_fd], options.staging_blocks); !opened)
+      return refused("staging memory", opened.error());
   }
   if (auto opened = memory->open_streams(options.streams); !opened) return opened.error();
   if (options.exchanging_gpus == 0) memory->register_fences(fences);
@@ -45,6 +52,22 @@ Result<std::unique_ptr<GpuMemory>> GpuMemory::import(std::shared_ptr<Gpu> gpu, T
 void GpuMemory::introduce_to(const std::shared_ptr<PeerAccess>& peers, const PrefixHash& namespace_digest) {
   peers_ = peers;
   peers_->introduce(*this, gpu_, namespace_digest);
+}
+
+Outcome GpuMemory::open_staging(const StagingOffer& offer, const UniqueFd& block, std::uint32_t blocks) {
+  auto ring = StagingRing::map(block.get(), offer.slot_bytes, blocks);
+  if (!ring) return ring.error();
+  DeviceAllocation allocation;
+  allocation.kind = DeviceKind::cuda;
+  allocation.ipc_handle = offer.ipc_handle;
+  allocation.base_bytes = offer.base_bytes;
+  allocation.base_offset = offer.base_offset;
+  allocation.bytes = kStagingSlots * offer.slot_bytes;
+  const auto opened = open_allocation(allocation, nullptr);
+  if (!opened) return opened.error();
+  staging_address_ = opened->address;
+  staging_ = std::make_unique<StagingRing>(std::move(*ring));
+  return success();
 }
 
 GpuMemory::~GpuMemory() {
@@ -70,7 +93,7 @@ GpuMemory::~GpuMemory() {
   }
 }
 
-Outcome GpuMemory::open_allocation(const DeviceAllocation& allocation, const UniqueFd* fd) {
+Result<GpuMemory::Range> GpuMemory::open_allocation(const DeviceAllocation& allocation, const UniqueFd* fd) {
   // Ranges of one allocation of the driver's share it: a handle is opened once.
   auto base = bases_.end();
   if (fd == nullptr) {
@@ -96,9 +119,8 @@ Outcome GpuMemory::open_allocation(const DeviceAllocation& allocation, const Uni
                      std::to_string(base->bytes),
                  0};
   }
-  ranges_.push_back({static_cast<std::size_t>(base - bases_.begin()), allocation.base_offset,
-                     base->address + allocation.base_offset});
-  return success();
+  return Range{static_cast<std::size_t>(base - bases_.begin()), allocation.base_offset,
+               base->address + allocation.base_offset};
 }
 
 Result<GpuMemory::Base> GpuMemory::open_ipc(const DeviceAllocation& allocation) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -14,8 +15,10 @@
 #include "daemon/cuda/gpu_lane.hpp"
 #include "daemon/transfer/rank_memory.hpp"
 #include "daemon/transfer/schedule.hpp"
+#include "daemon/transfer/staging_ring.hpp"
 #include "daemon/transfer/transfers.hpp"
 #include "shm/fd.hpp"
+#include "shm/messages.hpp"
 
 namespace hicache::daemon {
 
@@ -25,20 +28,23 @@ class PeerAccess;
 struct ImportOptions {
   TransferMethod method = TransferMethod::automatic;
   std::uint32_t streams = 1;  // in each direction
+  std::uint32_t staging_blocks = 32;
   // How many GPUs there are when ranks of the namespace load together, else 0. Their layers are announced by
   // the CPU: no stream sees what other GPUs bring.
   std::uint32_t exchanging_gpus = 0;
 };
 
-// Immutable after import, except for the lanes, which belong to the GPU's transfer thread, and the views,
-// which are added by the one thread that imports.
+// Immutable after import, except for the lanes and the staging ring, which belong to the GPU's transfer
+// thread, and the views, which are added by the one thread that imports.
 class GpuMemory final : public DeviceImport {
  public:
   // Opens what the rank exported, and checks it against what the driver says. Precondition: the geometry has
-  // been validated and its GPU is this one. `fds`: one for each allocation that has a descriptor, in order.
-  // `fences` lies in the rank's channel, which stays mapped until this is gone.
+  // been validated and its GPU is this one. `fds`: one for each allocation that has a descriptor, in order,
+  // and the staging block where staging is offered. `fences` lies in the rank's channel, which stays mapped
+  // until this is gone.
   static Result<std::unique_ptr<GpuMemory>> import(std::shared_ptr<Gpu> gpu, Transfers& copier,
                                                    const NamespaceSpec& spec, const DeviceGeometry& geometry,
+                                                   const std::optional<StagingOffer>& staging,
                                                    std::span<const UniqueFd> fds, FenceBlock* fences,
                                                    const ImportOptions& options);
   // Closes everything. Precondition: no copy is in flight.
@@ -63,6 +69,10 @@ class GpuMemory final : public DeviceImport {
   [[nodiscard]] GpuLane& lane(Direction direction) const {
     return *lanes_[direction == Direction::load ? 1 : 0];
   }
+  // The rank's staging memory; the ring is null where it has none.
+  [[nodiscard]] StagingRing* staging() const { return staging_.get(); }
+  [[nodiscard]] CUdeviceptr staging_address() const { return staging_address_; }
+  [[nodiscard]] TransferMethod method() const { return method_; }
   [[nodiscard]] const Schedules& schedules() const { return schedules_; }
   [[nodiscard]] const Gpu& gpu() const { return *gpu_; }
 
@@ -85,13 +95,15 @@ class GpuMemory final : public DeviceImport {
     std::vector<CUdeviceptr> opened;  // IPC handles, to be closed
     std::vector<CUdeviceptr> ranges;
   };
-  GpuMemory(std::shared_ptr<Gpu> gpu, Transfers& copier, Schedules schedules, std::uint32_t exchanging_gpus)
+  GpuMemory(std::shared_ptr<Gpu> gpu, Transfers& copier, Schedules schedules, const ImportOptions& options)
       : DeviceImport(copier, gpu->device().index),
         gpu_(std::move(gpu)),
         schedules_(std::move(schedules)),
-        pass_streams_(exchanging_gpus),
-        views_(exchanging_gpus) {}
-  Outcome open_allocation(const DeviceAllocation& allocation, const UniqueFd* fd);
+        method_(options.method),
+        pass_streams_(options.exchanging_gpus),
+        views_(options.exchanging_gpus) {}
+  Result<Range> open_allocation(const DeviceAllocation& allocation, const UniqueFd* fd);
+  Outcome open_staging(const StagingOffer& offer, const UniqueFd& block, std::uint32_t blocks);
   Result<Base> open_ipc(const DeviceAllocation& allocation);
   Result<Base> open_descriptor(const DeviceAllocation& allocation, const UniqueFd& fd);
   Outcome open_streams(std::uint32_t streams);
@@ -101,8 +113,11 @@ class GpuMemory final : public DeviceImport {
 
   const std::shared_ptr<Gpu> gpu_;
   const Schedules schedules_;
+  const TransferMethod method_;
   std::vector<Base> bases_;
-  std::vector<Range> ranges_;     // in the geometry's order
+  std::vector<Range> ranges_;  // in the geometry's order
+  std::unique_ptr<StagingRing> staging_;
+  CUdeviceptr staging_address_ = 0;
   FenceBlock* fences_ = nullptr;  // while registered
   CUdeviceptr fence_base_ = 0;
   std::array<std::unique_ptr<GpuLane>, 2> lanes_;  // by direction

@@ -4,16 +4,9 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
-#include <mutex>
-#include <optional>
-#include <thread>
 #include <utility>
-#include <vector>
 
-#include "daemon/cuda/gpu_memory.hpp"
-#include "daemon/transfer/doorbell.hpp"
-#include "daemon/transfer/job_queues.hpp"
-#include "daemon/transfer/layer_fences.hpp"
+#include "daemon/cuda/gpu_transfers_impl.hpp"
 #include "shm/clock.hpp"
 #include "shm/waiting.hpp"
 
@@ -21,9 +14,6 @@ namespace hicache::daemon {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-// Chunks of a lane on each of its streams: enough that the copy engine never waits for this thread, few
-// enough that a rank gets its turn soon.
-constexpr std::size_t kChunksPerStream = 4;
 // After work the thread looks again at once for this long, then in growing pauses within these bounds.
 constexpr std::uint64_t kAlertNs = 200'000;
 constexpr std::uint64_t kMinPauseNs = 20'000;
@@ -31,74 +21,10 @@ constexpr std::uint64_t kMaxPauseCopyingNs = 50'000;
 constexpr std::uint64_t kMaxPauseWaitingNs = 1'000'000;
 constexpr std::uint64_t kIdlePauseNs = 1'000'000'000;
 constexpr unsigned long kTimerSlackNs = 1'000;
-
-// Which jobs to end, and how.
-struct Cancellation {
-  Status status = Status::timed_out;
-  TransferId id;  // or, when 0, everything of a client
-  ClientSlot client;
-  Generation generation;
-
-  [[nodiscard]] bool fits(const TransferJob& job) const {
-    if (id.value != 0) return job.transfer.id == id;
-    return job.transfer.memory->client == client && job.transfer.memory->client_generation == generation;
-  }
-};
+// How long a stopping daemon waits for a rank that has a piece of staging memory in work.
+constexpr std::uint64_t kStopPatienceNs = 1'000'000'000;
 
 }  // namespace
-
-struct GpuTransfers::Impl {
-  Impl(std::shared_ptr<Gpu> g, const GpuPool& p, const PoolPinner& pin, ExchangeTable& e, TransferSink s)
-      : gpu(std::move(g)), pool(p), pinner(pin), exchanges(e), sink(std::move(s)) {}
-
-  void thread_body();
-  bool take_in();
-  bool take_cancellations();
-  bool poll_parked(std::uint64_t now);
-  [[nodiscard]] bool slot_in_use(const GpuJob& job, std::size_t parked_before) const;
-  bool gathered(GpuJob& job, std::size_t parked_before, std::uint64_t now);
-  [[nodiscard]] std::optional<Status> ready_to_run(GpuJob& job, std::uint64_t now) const;
-  void into_lane(GpuJobPtr job);
-  bool reap(GpuLane& lane);
-  bool feed(GpuLane& lane, std::uint64_t now);
-  CUstream pass_on(GpuJob& job, GpuChunk& chunk);
-  void announce(const GpuLane& lane, const GpuChunk& chunk);
-  bool turn(std::uint64_t now);
-  void finish(GpuJobPtr job);
-  void finish_part(GpuJobPtr job);
-  void end_all(const Cancellation* only, Status status);
-  void break_down(CUresult result, const char* what);
-  void rest(std::uint64_t now);
-  CUevent take_event();
-
-  const std::shared_ptr<Gpu> gpu;
-  const GpuPool pool;
-  const PoolPinner& pinner;
-  ExchangeTable& exchanges;
-  const TransferSink sink;
-  GpuCounters counters;
-
-  JobInbox inbox;
-  // Shared with exchanges, which outlive the GPU that leaves first.
-  const std::shared_ptr<Doorbell> bell = std::make_shared<Doorbell>();
-  std::atomic<bool> stopping{false};  // release in the destructor, acquire in the thread
-  std::mutex mutex;
-  std::vector<Cancellation> cancellations;     // guarded by mutex
-  std::atomic<bool> has_cancellations{false};  // set under the mutex; tells the thread to look
-
-  // The thread's own.
-  struct ActiveLane {
-    GpuLane* lane;
-    std::shared_ptr<const RankMemory> memory;  // keeps the lane: its last job may be gone before the list is
-  };
-  std::vector<GpuJobPtr> parked;  // wait for their fence or for pinning
-  std::vector<ActiveLane> active;
-  std::vector<CUevent> spare_events;
-  CUevent handover = nullptr;  // between this GPU's streams
-  std::uint64_t last_work_ns = 0;
-
-  std::thread thread;
-};
 
 // Ok: may start. Another status: how it ends. Nothing: not yet.
 std::optional<Status> GpuTransfers::Impl::ready_to_run(GpuJob& job, std::uint64_t now) const {
@@ -120,6 +46,7 @@ bool GpuTransfers::Impl::take_in() {
     parked.push_back(std::make_unique<GpuJob>(std::move(job)));
     GpuJob& added = *parked.back();
     if (added.base().verdict == Status::ok && exchanges.wants(added.base().transfer)) added.want_group();
+    begin_comparing(added);
   }
   return any;
 }
@@ -170,7 +97,8 @@ bool GpuTransfers::Impl::poll_parked(std::uint64_t now) {
   bool any = false;
   std::size_t kept = 0;
   for (GpuJobPtr& job : parked) {
-    const auto status = gathered(*job, kept, now) ? ready_to_run(*job, now) : std::nullopt;
+    const bool may_go = !still_comparing(*job) && gathered(*job, kept, now);
+    const auto status = may_go ? ready_to_run(*job, now) : std::nullopt;
     if (status) {
       job->base().verdict = *status;
       into_lane(std::move(job));
@@ -192,176 +120,6 @@ void GpuTransfers::Impl::into_lane(GpuJobPtr job) {
     active.push_back(ActiveLane{&lane, transfer.memory});
   }
   lane.queue.push_back(std::move(job));
-}
-
-void GpuTransfers::Impl::finish(GpuJobPtr job) {
-  if (job->is_part()) return finish_part(std::move(job));
-  const Direction direction = job->base().transfer.direction;
-  const TransferDone done = job->base().finish(TransferOptions{});
-  counters.transfers.fetch_add(1, kRelaxed);
-  if (done.status != Status::ok) counters.failed.fetch_add(1, kRelaxed);
-  (direction == Direction::load ? counters.bytes_loaded : counters.bytes_written)
-      .fetch_add(done.bytes, kRelaxed);
-  sink(done);
-}
-
-// The load has ended when all ranks' parts have: the last one reports it for all.
-void GpuTransfers::Impl::finish_part(GpuJobPtr job) {
-  counters.transfers.fetch_add(1, kRelaxed);
-  if (job->base().verdict != Status::ok) counters.failed.fetch_add(1, kRelaxed);
-  counters.bytes_loaded.fetch_add(job->base().bytes, kRelaxed);
-  const std::uint32_t rank = job->base().transfer.group->rank;
-  const auto ended = job->exchange()->part_ended(rank, job->release_base());
-  if (!ended.empty()) exchanges.count_end(ended.front().status);
-  job.reset();
-  for (const TransferDone& done : ended) sink(done);
-}
-
-CUevent GpuTransfers::Impl::take_event() {
-  if (!spare_events.empty()) {
-    const CUevent event = spare_events.back();
-    spare_events.pop_back();
-    return event;
-  }
-  CUevent event = nullptr;
-  if (const CUresult r = gpu->driver().cuEventCreate(&event, CU_EVENT_DISABLE_TIMING); r != CUDA_SUCCESS) {
-    break_down(r, "cuEventCreate");
-    return nullptr;
-  }
-  return event;
-}
-
-// An error of the context: no copy of it runs any more, and none will.
-void GpuTransfers::Impl::break_down(CUresult result, const char* what) {
-  if (counters.broken.exchange(true, kRelaxed)) return;
-  spdlog::error("{}: every transfer of this GPU fails until the daemon is restarted",
-                cuda_error(gpu->driver(), result, uuid_text(gpu->device().uuid) + ": " + what).message);
-}
-
-bool GpuTransfers::Impl::reap(GpuLane& lane) {
-  bool any = false;
-  while (!lane.in_flight.empty()) {
-    GpuChunk& chunk = lane.in_flight.front();
-    TransferJob& base = chunk.job->base();
-    if (chunk.event != nullptr && !counters.broken.load(kRelaxed)) {
-      const CUresult r = gpu->driver().cuEventQuery(chunk.event);
-      if (r == CUDA_ERROR_NOT_READY) break;
-      if (r != CUDA_SUCCESS) break_down(r, "a copy failed");
-    }
-    if (counters.broken.load(kRelaxed)) {
-      if (base.verdict == Status::ok) base.verdict = Status::system_error;
-    } else {
-      base.bytes += chunk.work.bytes;
-    }
-    if (chunk.event != nullptr) spare_events.push_back(chunk.event);
-    if (chunk.job->is_part()) {
-      if (chunk.work.end_layer > 0 && base.verdict == Status::ok)
-        chunk.job->exchange()->landed(base.transfer.group->rank, chunk.work.end_layer);
-    } else if (LayerFences* fences = chunk.job->layer_fences();
-               fences != nullptr && base.verdict == Status::ok) {
-      // The stream has raised the words already, unless it cannot.
-      const bool by_cpu = chunk.job->memory().fence_address(fences->layer[0]) == 0;
-      for (std::uint32_t l = chunk.work.first_layer; by_cpu && l < chunk.work.end_layer; ++l) {
-        raise_layer_word(fences->layer[l], base.transfer.fence_value);
-      }
-      if (chunk.work.end_layer > 0) wake_layer_waiters(*fences);
-    }
-    GpuJobPtr ended = std::move(chunk.owner);
-    lane.in_flight.pop_front();
-    if (ended != nullptr) finish(std::move(ended));
-    any = true;
-  }
-  return any;
-}
-
-// Layers become complete in order, and words only grow: a word waits for everything that the lane's streams
-// hold.
-void GpuTransfers::Impl::announce(const GpuLane& lane, const GpuChunk& chunk) {
-  for (const GpuChunk& other : lane.in_flight) {
-    if (other.stream == chunk.stream) continue;
-    if (const CUresult r = gpu->driver().cuStreamWaitEvent(chunk.stream, other.event, CU_EVENT_WAIT_DEFAULT);
-        r != CUDA_SUCCESS) {
-      return break_down(r, "cuStreamWaitEvent");
-    }
-  }
-  chunk.job->announce(chunk.work, chunk.stream);
-}
-
-// Puts what the chunk has brought for other GPUs on their streams. Returns the stream behind whose work the
-// chunk has ended.
-CUstream GpuTransfers::Impl::pass_on(GpuJob& job, GpuChunk& chunk) {
-  PassOn* passing = job.pass_on();
-  if (passing == nullptr || !passing->pending() || job.base().verdict != Status::ok) return chunk.stream;
-  const PassOn::Put put = passing->put(chunk.stream, handover);
-  chunk.work.copies += put.copies;
-  counters.bytes_passed.fetch_add(put.bytes, kRelaxed);
-  if (put.last == nullptr) {
-    break_down(put.result, put.what);
-    return chunk.stream;
-  }
-  if (put.result != CUDA_SUCCESS) job.fail(put.result, put.what);
-  return put.last;
-}
-
-// Puts one chunk more on one of the lane's streams, or ends jobs at its head that have a verdict.
-bool GpuTransfers::Impl::feed(GpuLane& lane, std::uint64_t now) {
-  bool any = false;
-  while (!lane.queue.empty()) {
-    GpuJob& job = *lane.queue.front();
-    TransferJob& base = job.base();
-    if (base.verdict == Status::ok && counters.broken.load(kRelaxed)) base.verdict = Status::system_error;
-    if (base.verdict == Status::ok && base.expired(now)) base.verdict = Status::timed_out;
-    if (job.is_part()) {
-      if (base.verdict == Status::ok) base.verdict = job.exchange()->verdict();
-      if (base.verdict != Status::ok) job.exchange()->fail(base.verdict);
-    }
-    if (base.verdict != Status::ok) {
-      // Its own chunks must have ended, and a stream's late word must not move back what the CPU raises.
-      if (!lane.in_flight.empty()) return any;
-      GpuJobPtr ended = std::move(lane.queue.front());
-      lane.queue.pop_front();
-      finish(std::move(ended));
-      any = true;
-      continue;
-    }
-    if (lane.in_flight.size() >= kChunksPerStream * lane.streams.size()) return any;
-    GpuChunk chunk;
-    chunk.event = take_event();
-    if (chunk.event == nullptr) continue;  // broken down
-    chunk.job = &job;
-    chunk.stream = lane.streams[lane.next_stream];
-    lane.next_stream = (lane.next_stream + 1) % lane.streams.size();
-    chunk.work = job.enqueue(pool, chunk.stream);
-    const CUstream last = pass_on(job, chunk);
-    counters.copies.fetch_add(chunk.work.copies, kRelaxed);
-    if (chunk.work.end_layer > 0 && base.verdict == Status::ok && !job.is_part()) announce(lane, chunk);
-    if (const CUresult r = gpu->driver().cuEventRecord(chunk.event, last); r != CUDA_SUCCESS) {
-      break_down(r, "cuEventRecord");
-    }
-    if (base.verdict == Status::ok && job.all_enqueued()) {
-      chunk.owner = std::move(lane.queue.front());
-      lane.queue.pop_front();
-    }
-    lane.in_flight.push_back(std::move(chunk));
-    return true;
-  }
-  return any;
-}
-
-// One look at every lane, each turn beginning with another one.
-bool GpuTransfers::Impl::turn(std::uint64_t now) {
-  bool any = false;
-  for (ActiveLane& entry : active) {
-    any |= reap(*entry.lane);
-    any |= feed(*entry.lane, now);
-  }
-  std::erase_if(active, [](ActiveLane& entry) {
-    if (!entry.lane->queue.empty() || !entry.lane->in_flight.empty()) return false;
-    entry.lane->active = false;
-    return true;
-  });
-  if (active.size() > 1) std::rotate(active.begin(), active.begin() + 1, active.end());
-  return any;
 }
 
 // Gives a verdict to every job that fits and is not wholly on its stream.
@@ -387,7 +145,14 @@ bool GpuTransfers::Impl::take_cancellations() {
     has_cancellations.store(false, kRelaxed);
   }
   take_in();  // what a cancellation is about was submitted before it
-  for (const Cancellation& c : taken) end_all(&c, c.status);
+  for (const Cancellation& c : taken) {
+    end_all(&c, c.status);
+    for (const ActiveLane& entry : active) {
+      const RankMemory& rank = *entry.memory;
+      if (c.id.value == 0 && rank.client == c.client && rank.client_generation == c.generation)
+        entry.lane->peer_gone = true;
+    }
+  }
   return true;
 }
 
@@ -422,8 +187,9 @@ void GpuTransfers::Impl::thread_body() {
     bool worked = take_in();
     worked |= take_cancellations();
     const bool stop = stopping.load(std::memory_order_acquire);
-    if (stop) end_all(nullptr, Status::shutting_down);
     const std::uint64_t now = monotonic_ns();
+    if (stop) end_all(nullptr, Status::shutting_down);
+    if (stop && give_up_ns == 0) give_up_ns = now + kStopPatienceNs;
     worked |= poll_parked(now);
     worked |= turn(now);
     if (stop && inbox.empty() && parked.empty() && active.empty()) break;
@@ -438,8 +204,10 @@ void GpuTransfers::Impl::thread_body() {
 }
 
 GpuTransfers::GpuTransfers(std::shared_ptr<Gpu> gpu, const GpuPool& pool, const PoolPinner& pinner,
-                           ExchangeTable& exchanges, TransferSink sink)
-    : impl_(std::make_unique<Impl>(std::move(gpu), pool, pinner, exchanges, std::move(sink))) {
+                           ExchangeTable& exchanges, TransferSink sink, const ShardChecksums* checksums,
+                           std::uint32_t checksum_threads)
+    : impl_(std::make_unique<Impl>(std::move(gpu), pool, pinner, exchanges, std::move(sink), checksums,
+                                   checksum_threads)) {
   impl_->thread = std::thread([impl = impl_.get()] { impl->thread_body(); });
 }
 
@@ -447,6 +215,7 @@ GpuTransfers::~GpuTransfers() {
   impl_->stopping.store(true, std::memory_order_release);
   impl_->bell->ring_all();
   impl_->thread.join();
+  impl_->checksums.reset();  // its threads ring the bell
 }
 
 void GpuTransfers::submit(Transfer transfer) {

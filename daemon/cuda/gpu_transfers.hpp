@@ -11,6 +11,7 @@
 #include "daemon/cuda/gpu.hpp"
 #include "daemon/cuda/gpu_job.hpp"
 #include "daemon/cuda/pool_pinner.hpp"
+#include "daemon/integrity/shard_checksums.hpp"
 #include "daemon/transfer/transfers.hpp"
 
 namespace hicache::daemon {
@@ -20,6 +21,8 @@ struct GpuCounters {
   std::atomic<std::uint64_t> transfers{0};
   std::atomic<std::uint64_t> failed{0};
   std::atomic<std::uint64_t> copies{0};
+  std::atomic<std::uint64_t> enqueue_ns{0};
+  std::atomic<std::uint64_t> staged_chunks{0};
   std::atomic<std::uint64_t> bytes_written{0};
   std::atomic<std::uint64_t> bytes_loaded{0};
   std::atomic<std::uint64_t> bytes_passed{0};  // to other GPUs
@@ -28,9 +31,11 @@ struct GpuCounters {
 
 class GpuTransfers final : public Transfers {
  public:
-  // `pinner` and `exchanges` outlive this.
+  // `pinner`, `exchanges` and `checksums` outlive this; without checksums (nullptr, or a policy that keeps
+  // none) there are no threads for them.
   GpuTransfers(std::shared_ptr<Gpu> gpu, const GpuPool& pool, const PoolPinner& pinner,
-               ExchangeTable& exchanges, TransferSink sink);
+               ExchangeTable& exchanges, TransferSink sink, const ShardChecksums* checksums,
+               std::uint32_t checksum_threads);
   // Ends waiting transfers with shutting_down, waits for copies in flight, joins the thread.
   ~GpuTransfers() override;
 

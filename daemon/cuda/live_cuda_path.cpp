@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "daemon/cuda/batched_copy.hpp"
 #include "daemon/cuda/gpu_memory.hpp"
 #include "daemon/cuda/gpu_transfers.hpp"
 #include "daemon/cuda/peer_access.hpp"
@@ -51,6 +52,7 @@ class LiveCudaPath final : public CudaPath {
   }
 
   Result<std::unique_ptr<DeviceImport>> import(const NamespaceSpec& spec, const DeviceGeometry& geometry,
+                                               const std::optional<StagingOffer>& staging,
                                                std::span<const UniqueFd> fds, FenceBlock* fences) override {
     const GpuUuid& uuid = geometry.allocations.front().gpu_uuid;
     const auto gpu =
@@ -64,10 +66,11 @@ class LiveCudaPath final : public CudaPath {
     ImportOptions import_options;
     import_options.method = options_.method;
     import_options.streams = options_.streams;
+    import_options.staging_blocks = options_.staging_blocks;
     const bool exchanges = spec.shards() == 1 && spec.tp_size > 1 && exchanges_.status().off_because.empty();
     if (exchanges) import_options.exchanging_gpus = static_cast<std::uint32_t>(gpus_.size());
-    auto memory =
-        GpuMemory::import((*transfers)->gpu(), **transfers, spec, geometry, fds, fences, import_options);
+    auto memory = GpuMemory::import((*transfers)->gpu(), **transfers, spec, geometry, staging, fds, fences,
+                                    import_options);
     if (!memory) return memory.error();
     if (exchanges) (*memory)->introduce_to(peers_, spec.digest());
     return std::unique_ptr<DeviceImport>(std::move(*memory));
@@ -99,6 +102,8 @@ class LiveCudaPath final : public CudaPath {
       s.transfers = counters.transfers.load(relaxed);
       s.failed = counters.failed.load(relaxed);
       s.copies = counters.copies.load(relaxed);
+      s.enqueue_ns = counters.enqueue_ns.load(relaxed);
+      s.staged_chunks = counters.staged_chunks.load(relaxed);
       s.bytes_written = counters.bytes_written.load(relaxed);
       s.bytes_loaded = counters.bytes_loaded.load(relaxed);
       s.bytes_passed = counters.bytes_passed.load(relaxed);
@@ -122,7 +127,8 @@ class LiveCudaPath final : public CudaPath {
     pool.data = options_.pool;
     pool.bytes = options_.pool_bytes;
     pool.border_bytes = PoolPinner::kPieceBytes;
-    auto transfers = std::make_unique<GpuTransfers>(*context, pool, pinner_, exchanges_, options_.sink);
+    auto transfers = std::make_unique<GpuTransfers>(*context, pool, pinner_, exchanges_, options_.sink,
+                                                    options_.checksums, options_.checksum_threads);
     const std::lock_guard lock(mutex_);
     gpu.transfers = std::move(transfers);
     spdlog::info("serving {} ({})", uuid_text(gpu.device.uuid), gpu.device.name);
@@ -151,6 +157,10 @@ class LiveCudaPath final : public CudaPath {
 Result<std::unique_ptr<CudaPath>> make_live_cuda_path(const CudaOptions& options) {
   const auto driver = cuda_driver();
   if (!driver) return driver.error();
+  if (options.method == TransferMethod::batched && !can_copy_batches(**driver)) {
+    return Error{Status::version_mismatch,
+                 "transfer.method is \"batched\", which needs a toolkit and a driver of CUDA 13", 0};
+  }
   const auto devices = list_gpus(**driver);
   if (!devices) return devices.error();
   if (devices->empty()) return Error{Status::not_found, "no GPU is visible", 0};

@@ -12,7 +12,12 @@
 namespace hicache::daemon {
 namespace {
 
-constexpr std::uint64_t kFeatures = 0;  // feature bits of this build
+// Feature bits that are in force for clients that want them.
+std::uint64_t features_of(const Config& config) {
+  const bool stages =
+      config.transfer.method == TransferMethod::automatic || config.transfer.method == TransferMethod::staged;
+  return stages && config.cuda.mode != CudaMode::off ? kFeatureStaging : 0;
+}
 
 }  // namespace
 
@@ -59,7 +64,7 @@ Outcome make_channel(Connection& c, const Config::Limits& limits) {
 Welcome make_welcome(const Connection& c, const DaemonFacts& facts, const Config& config) {
   Welcome welcome;
   welcome.protocol = c.protocol;
-  welcome.features = c.wanted_features & kFeatures;
+  welcome.features = c.wanted_features & features_of(config);
   welcome.instance_epoch = facts.instance_epoch;
   welcome.region_bytes = facts.region_bytes;
   welcome.client_slot = c.client.client.value;

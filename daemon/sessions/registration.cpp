@@ -39,19 +39,23 @@ Result<std::vector<Mapping>> map_host_memory(const RegistrationJob& job) {
 
 Result<std::unique_ptr<RankMemory>> map_rank_memory(RegistrationJob& job, CudaPath& cuda) {
   if (auto valid = job.geometry.validate(job.spec); !valid) return valid.error();
-  if (job.fds.size() != job.geometry.descriptors()) {
+  const std::size_t expected = job.geometry.descriptors() + (job.staging ? 1 : 0);
+  if (job.fds.size() != expected) {
     return Error{Status::invalid_argument,
                  std::to_string(job.fds.size()) + " descriptors came with " +
-                     std::to_string(job.geometry.allocations.size()) + " allocations, expected " +
-                     std::to_string(job.geometry.descriptors()),
+                     std::to_string(job.geometry.allocations.size()) + " allocations" +
+                     (job.staging ? " and a staging block" : "") + ", expected " + std::to_string(expected),
                  0};
+  }
+  if (job.staging && job.geometry.device_kind() != DeviceKind::cuda) {
+    return Error{Status::invalid_argument, "staging memory beside host memory; expected GPU memory", 0};
   }
   auto memory = std::make_unique<RankMemory>();
   memory->channel = job.channel;
   memory->fences = reinterpret_cast<FenceBlock*>(static_cast<std::uint8_t*>(job.channel->data()) +
                                                  job.channel_geometry.fence_offset);
   if (job.geometry.device_kind() == DeviceKind::cuda) {
-    auto device = cuda.import(job.spec, job.geometry, job.fds, memory->fences);
+    auto device = cuda.import(job.spec, job.geometry, job.staging, job.fds, memory->fences);
     if (!device) return device.error();
     memory->device = std::move(*device);
     memory->session = std::move(job.socket);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct RegistrationJob {
   std::shared_ptr<Mapping> channel;
   ChannelGeometry channel_geometry;
   DeviceGeometry geometry;
+  std::optional<StagingOffer> staging;
   std::vector<UniqueFd> fds;
   UniqueFd socket;  // a second descriptor of the session's
   // Called once, on the registration's or the coordinator's thread; must only hand the answer on.

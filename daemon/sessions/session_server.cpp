@@ -415,6 +415,7 @@ void SessionServer::Impl::on_register(Connection& c, RegisterBuffers buffers, st
   job.channel = c.channel;
   job.channel_geometry = c.geometry;
   job.geometry = std::move(buffers.geometry);
+  job.staging = buffers.staging;
   job.fds = std::move(fds);
   job.socket = UniqueFd(::fcntl(c.socket.get(), F_DUPFD_CLOEXEC, 0));
   job.answer = [queue = queue_, id = c.id](Status status, std::string text) {

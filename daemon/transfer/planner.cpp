@@ -277,6 +277,24 @@ void plan_group(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::
   append_pages(spec, geometry, in_order(pages, storage), first_layer, end_layer, border_bytes, plan);
 }
 
+void plan_packed(std::span<const PackedPart> parts, std::uint64_t row_bytes, std::span<const PagePair> pages,
+                 std::uint64_t border_bytes, CopyPlan& plan) {
+  plan.runs.clear();
+  plan.bytes = 0;
+  std::vector<PagePair> rows;
+  rows.reserve(pages.size());
+  for (std::uint32_t i = 0; i < pages.size(); ++i) rows.push_back({DevicePage{i}, pages[i].host});
+  RunWriter writer(border_bytes, plan);
+  for (const PackedPart& part : parts) {
+    Block block;
+    block.device = part.device;
+    block.page_stride = row_bytes;
+    block.host = part.host;
+    block.width = part.width;
+    writer.joined_pages(block, rows);
+  }
+}
+
 GroupShape group_shape(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::uint32_t first_layer,
                        std::uint32_t end_layer) {
   GroupShape shape;

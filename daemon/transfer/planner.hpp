@@ -66,6 +66,16 @@ void plan_layer(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::
 void plan_group(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::span<const PagePair> pages,
                 std::uint32_t first_layer, std::uint32_t end_layer, std::uint64_t border_bytes,
                 CopyPlan& plan);
+// A part of every page's shard that lies at `host` of it, and at `device` + i * row_bytes for the i-th page
+// of a list: pages that are packed one behind the other.
+struct PackedPart {
+  std::uint64_t host = 0;
+  std::uint64_t device = 0;
+  std::uint64_t width = 0;
+};
+// The copies of packed pages, taken in the list's order; `plan` is overwritten.
+void plan_packed(std::span<const PackedPart> parts, std::uint64_t row_bytes, std::span<const PagePair> pages,
+                 std::uint64_t border_bytes, CopyPlan& plan);
 // How many copies page_major needs for a group of layers.
 struct GroupShape {
   std::uint32_t pitched = 0;     // copies for each page, each with several rows

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 
+#include "hicache/cuda.hpp"
 #include "reattachment.hpp"
 #include "session_impl.hpp"
 #include "shm/crash_points.hpp"
@@ -153,6 +154,7 @@ Result<std::unique_ptr<Session>> Session::attach(const AttachOptions& options) {
       connect_unix(options.socket_path.empty() ? default_socket_path(options.name) : options.socket_path);
   if (!socket) return socket.error();
   Hello hello;
+  if (options.staging_bytes > 0) hello.features |= kFeatureStaging;
   hello.role = options.role;
   hello.pid = static_cast<std::uint32_t>(::getpid());
   hello.engine = options.engine;
@@ -182,6 +184,11 @@ Result<std::unique_ptr<Session>> Session::attach(const AttachOptions& options) {
 
 Outcome Session::register_buffers(const DeviceGeometry& geometry, std::span<const int> fds,
                                   std::uint32_t timeout_ms) {
+  return register_memory(geometry, fds, {}, timeout_ms);
+}
+
+Outcome Session::register_memory(const DeviceGeometry& geometry, std::span<const int> fds,
+                                 std::span<const CudaRange> ranges, std::uint32_t timeout_ms) {
   Impl& m = *impl_;
   if (m.fork.forked()) return Error{Status::forked, "the session belongs to the parent process", 0};
   if (m.role != Role::rank) {
@@ -216,8 +223,15 @@ Outcome Session::register_buffers(const DeviceGeometry& geometry, std::span<cons
   if (const Status ended = state(); ended != Status::ok) return Error{ended, "the session has ended", 0};
   const Deadline deadline(timeout_ms);
   const int fd = m.attached.socket.get();
-  if (auto sent = send_message(fd, encode_message(RegisterBuffers{geometry}), fds, deadline.left_ms());
-      !sent) {
+  RegisterBuffers message_out{geometry, std::nullopt};
+  std::vector<int> fds_out(fds.begin(), fds.end());
+  std::unique_ptr<Staging> staging = m.make_staging(geometry, ranges);
+  if (staging != nullptr) {
+    message_out.staging = staging->offer();
+    fds_out.push_back(staging->block_fd());
+    staging->offered();
+  }
+  if (auto sent = send_message(fd, encode_message(message_out), fds_out, deadline.left_ms()); !sent) {
     return sent.error();
   }
   HICACHE_CRASH_POINT(buffers_sent);
@@ -231,12 +245,19 @@ Outcome Session::register_buffers(const DeviceGeometry& geometry, std::span<cons
     return Error{Status::corrupt, "the daemon answered a registration with another message", 0};
   if (reply->status != Status::ok) {
     m.registration = Impl::Registration::none;
+    if (staging != nullptr) staging->let_go();
     return Error{reply->status, reply->text, 0};
   }
   m.registration = Impl::Registration::done;
   HICACHE_CRASH_POINT(buffers_registered);
   m.device_pages.store(geometry.pages, std::memory_order_release);  // pairs with check_pages
-  if (reattachment_) reattachment_->remember(geometry, fds);
+  if (staging != nullptr) {
+    staging->start();
+    const std::lock_guard lock(m.mutex);
+    m.staging = std::move(staging);
+    if (m.ended()) m.staging->end();
+  }
+  if (reattachment_) reattachment_->remember(geometry, fds, ranges);
   return success();
 }
 

@@ -33,7 +33,18 @@ namespace hicache {
   X(cuMemHostGetDevicePointer)           \
   X(cuStreamGetCtx)                      \
   X(cuStreamWaitValue32)                 \
-  X(cuStreamWriteValue32)
+  X(cuStreamWriteValue32)                \
+  X(cuCtxGetStreamPriorityRange)         \
+  X(cuStreamCreateWithPriority)          \
+  X(cuStreamDestroy)                     \
+  X(cuStreamSynchronize)                 \
+  X(cuModuleLoadData)                    \
+  X(cuModuleUnload)                      \
+  X(cuModuleGetFunction)                 \
+  X(cuLaunchKernel)                      \
+  X(cuMemAlloc)                          \
+  X(cuMemFree)                           \
+  X(cuMemcpyHtoDAsync)
 
 struct CudaDriver {
 // NOLINTNEXTLINE(bugprone-macro-parentheses): a member's name cannot stand in parentheses

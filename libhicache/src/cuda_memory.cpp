@@ -182,7 +182,7 @@ Outcome register_cuda_buffers(Session& session, std::span<const CudaRange> range
     if (one->fd.valid()) fds.push_back(one->fd.get());
     described.push_back(std::move(*one));
   }
-  return session.register_buffers(geometry, fds, timeout_ms);
+  return session.register_memory(geometry, fds, ranges, timeout_ms);
 }
 
 }  // namespace hicache

@@ -1,5 +1,6 @@
 // What is left of the CUDA interface in a build without a toolkit: it says that it is off, and why.
 #include "hicache/cuda.hpp"
+#include "staging/staging.hpp"
 #include "stream_fences.hpp"
 
 namespace hicache {
@@ -31,5 +32,28 @@ Outcome StreamFences::write(void*, const A32&, std::uint32_t) const {
   return off();
 }
 void StreamFences::watch() {}
+
+struct Staging::Impl {
+  StagingOffer offer;
+};
+Result<std::unique_ptr<Staging>> Staging::create(const NamespaceSpec&, const DeviceGeometry&,
+                                                 std::span<const CudaRange>, std::uint64_t,
+                                                 const ChannelHeader&, const WaitPolicy&) {
+  return off();
+}
+Staging::~Staging() = default;
+const StagingOffer& Staging::offer() const {
+  return impl_->offer;
+}
+int Staging::block_fd() const {
+  return -1;
+}
+void Staging::offered() {}
+void Staging::start() {}
+void Staging::end() {}
+bool Staging::idle() const {
+  return true;
+}
+void Staging::let_go() {}
 
 }  // namespace hicache

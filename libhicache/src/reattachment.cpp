@@ -54,9 +54,11 @@ void Session::Reattachment::stop() {
   }
 }
 
-void Session::Reattachment::remember(const DeviceGeometry& geometry, std::span<const int> fds) {
+void Session::Reattachment::remember(const DeviceGeometry& geometry, std::span<const int> fds,
+                                     std::span<const CudaRange> ranges) {
   const std::lock_guard lock(mutex_);
   geometry_ = geometry;
+  ranges_.assign(ranges.begin(), ranges.end());
   fds_.clear();
   for (const int fd : fds) fds_.emplace_back(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   registered_ = true;
@@ -67,14 +69,16 @@ std::unique_ptr<Session> Session::Reattachment::attach_once() {
   if (!session) return nullptr;
   DeviceGeometry geometry;
   std::vector<int> fds;
+  std::vector<CudaRange> ranges;
   {
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (!lock.owns_lock()) return nullptr;
     if (!registered_) return std::move(*session);
     geometry = geometry_;
+    ranges = ranges_;
     for (const UniqueFd& fd : fds_) fds.push_back(fd.get());
   }
-  if (!(*session)->register_buffers(geometry, fds, kAttemptTimeoutMs)) return nullptr;
+  if (!(*session)->register_memory(geometry, fds, ranges, kAttemptTimeoutMs)) return nullptr;
   return std::move(*session);
 }
 
@@ -113,6 +117,8 @@ void Session::Reattachment::switch_over(const Session& session) {
     if (lost.end_reason.load(std::memory_order_relaxed) != Status::daemon_lost) return;
     lost.look_at_daemon();  // the proof that its copies are over may be due
     if (lost.operations.in_use() != 0) return;
+    // Otherwise when the session goes: its memory is not free before.
+    if (lost.watch.process_gone()) lost.settle_staging(0);
     successor_->impl_->continue_from(lost);
   }
   Current& taken = successor_->impl_;

@@ -6,6 +6,7 @@
 #include <thread>
 #include <vector>
 
+#include "hicache/cuda.hpp"
 #include "session_impl.hpp"
 
 namespace hicache {
@@ -19,7 +20,7 @@ class HICACHE_LOCAL Session::Reattachment {
   Reattachment& operator=(const Reattachment&) = delete;
 
   // Registered buffers, to be registered again. Keeps copies of the descriptors.
-  void remember(const DeviceGeometry& geometry, std::span<const int> fds);
+  void remember(const DeviceGeometry& geometry, std::span<const int> fds, std::span<const CudaRange> ranges);
   // Puts the new session in the lost one's place, when there is one and the lost one has nothing left to
   // tell.
   void switch_over(const Session& session);
@@ -35,6 +36,7 @@ class HICACHE_LOCAL Session::Reattachment {
   std::mutex mutex_;  // guards what follows
   DeviceGeometry geometry_;
   std::vector<UniqueFd> fds_;
+  std::vector<CudaRange> ranges_;
   bool registered_ = false;
   std::unique_ptr<Session> successor_;
   std::atomic<Impl*> watched_;          // the session whose end is waited for

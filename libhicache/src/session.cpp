@@ -4,11 +4,13 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <csignal>
 #include <utility>
 
+#include "hicache/cuda.hpp"
 #include "reattachment.hpp"
 #include "shm/clock.hpp"
 #include "shm/crash_points.hpp"
@@ -24,19 +26,21 @@ T* at(const Mapping& mapping, std::uint64_t offset) {
 
 // Waits until the daemon has let go of the session's GPU memory: it keeps the connection open as long. Memory
 // that is freed while another process has it open may come back, as part of a new allocation, under the old
-// mapping.
-void await_end(int socket) {
-  constexpr std::uint64_t kLongestNs = 2'000'000'000;
-  const std::uint64_t end = monotonic_ns() + kLongestNs;
+// mapping. False when it has not within `longest_ns`.
+bool await_end(int socket, std::uint64_t longest_ns) {
+  const std::uint64_t end = monotonic_ns() + longest_ns;
   ::shutdown(socket, SHUT_WR);
   for (std::uint64_t now = monotonic_ns(); now < end; now = monotonic_ns()) {
     pollfd waiting{socket, POLLIN, 0};
     if (::poll(&waiting, 1, static_cast<int>((end - now) / 1'000'000 + 1)) <= 0) continue;
     std::uint8_t byte = 0;
     const ssize_t n = ::recv(socket, &byte, 1, MSG_DONTWAIT);
-    if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN)) return;
+    if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN)) return true;
   }
+  return false;
 }
+
+constexpr std::uint64_t kLongestEndNs = 2'000'000'000;
 
 }  // namespace
 
@@ -53,6 +57,7 @@ Session::Impl::Impl(const AttachOptions& options, Attachment attachment)
       arena_base(at<std::uint8_t>(attached.channel, attached.welcome.channel.arena_offset)),
       waiting{attached.welcome.wait_spin_us, attached.welcome.wait_yield_us, attached.welcome.wait_park_ms},
       index(attached.tables, attached.tables.header->hash_seed.load(std::memory_order_relaxed)),
+      staging_bytes((attached.welcome.features & kFeatureStaging) != 0 ? options.staging_bytes : 0),
       namespace_now(attached.welcome.namespace_id),
       sq(at<RingEntry>(attached.channel, attached.welcome.channel.sq_offset),
          attached.welcome.channel.sq_entries, &header->sq_head, &header->sq_tail),
@@ -100,6 +105,7 @@ Session::Impl::~Impl() {
   if (fork.forked()) {
     attached.channel.forget();
     static_cast<void>(stream_fences.release());
+    static_cast<void>(staging.release());
     // The thread is the parent's: here is nothing to join, and destroying a joinable thread ends the process.
     // NOLINTNEXTLINE(bugprone-unhandled-exception-at-new): a child without memory may end here
     static_cast<void>(new std::thread(std::move(guardian)));
@@ -107,6 +113,31 @@ Session::Impl::~Impl() {
   }
   guard_stop.stop(&header->daemon_tripwire);
   guardian.join();
+  settle_staging(kLongestEndNs);
+}
+
+std::unique_ptr<Staging> Session::Impl::make_staging(const DeviceGeometry& geometry,
+                                                     std::span<const CudaRange> ranges) const {
+  if (staging_bytes == 0 || ranges.empty()) return nullptr;
+  auto made = Staging::create(spec, geometry, ranges, staging_bytes, *header, waiting);
+  return made ? std::move(*made) : nullptr;
+}
+
+void Session::Impl::settle_staging(std::uint64_t longest_ns) {
+  if (staging == nullptr) return;
+  staging->end();
+  const std::uint64_t end = monotonic_ns() + longest_ns;
+  // A daemon that lives closes the connection behind the memory. One that dies closes everything in any
+  // order, and its copies may still land until its process is gone.
+  bool gone = closing == Closing::let_go || watch.process_gone();
+  if (!gone && closing == Closing::open && !daemon_died())
+    gone = await_end(attached.socket.get(), longest_ns) && !daemon_died();
+  while (!gone && monotonic_ns() < end) {
+    ::usleep(1000);
+    gone = watch.process_gone();
+  }
+  if (gone) staging->let_go();
+  staging.reset();
 }
 
 Session::Session(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -140,7 +171,9 @@ void Session::close() {
   static_cast<void>(send_message(m.attached.socket.get(), bytes, {}, 0));
   HICACHE_CRASH_POINT(goodbye_sent);
   m.end(Status::closed, "the session was closed");
-  if (m.exported_memory.load(std::memory_order_relaxed)) await_end(m.attached.socket.get());
+  const bool let_go = m.exported_memory.load(std::memory_order_relaxed) &&
+                      await_end(m.attached.socket.get(), kLongestEndNs) && !m.daemon_died();
+  m.closing = let_go ? Impl::Closing::let_go : Impl::Closing::shut;
   ::shutdown(m.attached.socket.get(), SHUT_RDWR);
 }
 

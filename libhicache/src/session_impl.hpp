@@ -30,6 +30,7 @@
 #include "shm/shared_memory.hpp"
 #include "shm/tripwire.hpp"
 #include "shm/waiting.hpp"
+#include "staging/staging.hpp"
 #include "stream_fences.hpp"
 
 namespace hicache {
@@ -119,6 +120,13 @@ struct HICACHE_LOCAL Session::Impl {
   // How the load of a released fence ended; nothing while it is not known.
   std::optional<Status> load_status(const LayerFence& fence);
 
+  // --- session.cpp
+  // Staging memory for GPU buffers, or nullptr: not wanted by either side, or not possible here.
+  [[nodiscard]] std::unique_ptr<Staging> make_staging(const DeviceGeometry& geometry,
+                                                      std::span<const CudaRange> ranges) const;
+  // Lets the staging memory be freed once the daemon can't touch it; waits for that at most `longest_ns`.
+  void settle_staging(std::uint64_t longest_ns);
+
   // --- session_streams.cpp
   // The fence words as streams see them; made at the first use. Under the mutex.
   Result<StreamFences*> streams_locked(Session& session, void* stream);
@@ -137,6 +145,7 @@ struct HICACHE_LOCAL Session::Impl {
   std::uint8_t* const arena_base;
   const WaitPolicy waiting;
   const IndexReader index;
+  const std::uint64_t staging_bytes;
 
   // --- hints, see above
   std::atomic<std::uint32_t> cq_head_hint{0};
@@ -168,6 +177,9 @@ struct HICACHE_LOCAL Session::Impl {
   std::atomic<std::uint32_t> changes{0};  // futex word, grows whenever a follower may have something to do
   std::atomic<std::uint32_t> end_signal{0};  // futex word, 1 once the session has ended
   SessionCounters counters;
+  std::unique_ptr<Staging> staging;  // set once, at registration
+  // let_go: the daemon closed the connection, and device memory before it; shut: this side closed it.
+  enum class Closing { open, let_go, shut } closing = Closing::open;
   std::unique_ptr<StreamFences> stream_fences;     // nullptr until a stream uses a fence
   std::uint32_t stream_raised[kWriteFences] = {};  // highest value that a stream was told to write
 

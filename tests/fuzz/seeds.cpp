@@ -54,6 +54,8 @@ void messages() {
     buffers.geometry.tensors.push_back({0, i % 2, static_cast<TensorKind>(i / 2), i * 4096, 256, 256});
   }
   put("buffers", buffers);
+  buffers.staging = StagingOffer{};
+  put("buffers-staging", buffers);
   put("goodbye", Goodbye{});
   put("control", Control{{"namespace", "bump", "ab"}});
   put("reply", Reply{Status::again, "text"});

@@ -39,6 +39,11 @@ void await_pinned(const TestDaemon& daemon) {
   REQUIRE(pinned);
 }
 
+std::uint64_t gpu_status(const TestDaemon& daemon, const std::string& key) {
+  const std::string text = must(control(daemon.socket_path(), {"status"}));
+  return nlohmann::json::parse(text).at("cuda").at("gpus").at(0).at(key).get<std::uint64_t>();
+}
+
 Child start_rank(const std::function<void(const Gpu&)>& body) {
   return Child::run([body] {
     try {

@@ -27,10 +27,13 @@ using bench::KeyedPage;
 std::string why_no_gpu();
 
 // A daemon with CUDA.
-inline std::string cuda_config(const std::string& pool = "256MiB", const std::string& mode = "on_demand") {
-  return R"({"pool": {"bytes": ")" + pool + R"(", "segment_bytes": "4MiB"}, "cuda": {"mode": ")" + mode +
-         "\"}}";
+inline std::string cuda_config(const std::string& pool = "256MiB", const std::string& mode = "on_demand",
+                               const std::string& method = "auto") {
+  return R"({"pool": {"bytes": ")" + pool + R"(", "segment_bytes": "4MiB"}, "transfer": {"method": ")" +
+         method + R"("}, "cuda": {"mode": ")" + mode + "\"}}";
 }
+// A number of the first GPU in the daemon's status.
+std::uint64_t gpu_status(const TestDaemon& daemon, const std::string& key);
 // Waits until the whole pool is pinned: before, it holds fewer pages.
 void await_pinned(const TestDaemon& daemon);
 

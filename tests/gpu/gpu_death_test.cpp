@@ -53,7 +53,9 @@ void churn(const Gpu& gpu, const std::string& socket, std::uint64_t id, BufferLa
 
 TEST_CASE(
     "AC-36 ranks killed in mid copy: the others go on with right bytes and the GPU's memory comes back") {
-  TestDaemon daemon(cuda_config("2GiB", "at_start"));
+  const std::string method = GENERATE("auto", "staged");
+  INFO("transfer.method " << method);
+  TestDaemon daemon(cuda_config("2GiB", "at_start", method));
   await_pinned(daemon);
   const int kills = rounds("HICACHE_GPU_RANK_KILLS", 10);
   // A first rank makes the daemon's context, which stays.
@@ -121,7 +123,9 @@ TEST_CASE(
     "free only once no copy can land") {
   const int kills = rounds("HICACHE_GPU_DAEMON_KILLS", 3);
   for (int i = 0; i < kills; ++i) {
-    TestDaemon daemon(cuda_config("1GiB", "at_start"));
+    const std::string method = i % 2 == 0 ? "auto" : "staged";
+    INFO("transfer.method " << method);
+    TestDaemon daemon(cuda_config("1GiB", "at_start", method));
     await_pinned(daemon);
     Child child = start_rank([&](const Gpu& gpu) {
       auto rank =

@@ -17,54 +17,77 @@ void delay(const Gpu& gpu, CUstream stream) {
   must(gpu.launch(must(gpu.kernel("hicache_delay")), 1, 1, 1, stream, arguments.data()));
 }
 
-void round_trip(const std::string& socket, Attention attention, std::uint32_t head_dim, BufferLayout layout,
-                bool fenced) {
-  Child child = start_rank([&](const Gpu& gpu) {
-    auto rank = must(GpuRank::attach(gpu, socket, gpu_spec(attention, 5, head_dim), kPages, layout));
-    const auto keys = bench::made_up_keys(head_dim * 10 + (fenced ? 1 : 0), kPages);
-    const auto pages = scattered(keys);
-    write_all(*rank, keys, pages);
-    must(rank->memory().poison(pages));
-    must(rank->memory().synchronize());
-    const LeaseId lease = must(rank->reserve(keys, kPages));
-    std::optional<LayerFence> fence;
-    if (fenced) fence = LayerFence{1, rank->next_fence()};
-    const auto ticket = rank->session().load(lease, 0, places(pages), fence);
-    if (fenced) {
-      must(ticket);
-      for (std::uint32_t layer = 0; layer < 5; ++layer)
-        must(rank->session().stream_wait_layer(rank->memory().stream(), *fence, layer));
-    } else {
-      must(rank->wait(ticket, kPages));
+struct Shape {
+  Attention attention = Attention::mha;
+  std::uint32_t head_dim = 64;
+  std::uint32_t page_tokens = 16;
+  BufferLayout layout = BufferLayout::together;
+  bool fenced = false;
+};
+
+// Writes, spoils the device's pages, loads, and looks at every byte.
+void round_trip(const Gpu& gpu, const std::string& socket, const Shape& shape) {
+  NamespaceSpec spec = gpu_spec(shape.attention, 5, shape.head_dim);
+  spec.page_tokens = shape.page_tokens;
+  auto rank = must(GpuRank::attach(gpu, socket, spec, kPages, shape.layout));
+  const auto keys = bench::made_up_keys(shape.head_dim * 10 + (shape.fenced ? 1 : 0), kPages);
+  const auto pages = scattered(keys);
+  write_all(*rank, keys, pages);
+  must(rank->memory().poison(pages));
+  must(rank->memory().synchronize());
+  const LeaseId lease = must(rank->reserve(keys, kPages));
+  std::optional<LayerFence> fence;
+  if (shape.fenced) fence = LayerFence{1, rank->next_fence()};
+  const auto ticket = rank->session().load(lease, 0, places(pages), fence);
+  if (shape.fenced) {
+    must(ticket);
+    for (std::uint32_t layer = 0; layer < 5; ++layer)
+      must(rank->session().stream_wait_layer(rank->memory().stream(), *fence, layer));
+  } else {
+    must(rank->wait(ticket, kPages));
+  }
+  expect_right(*rank, pages);  // behind the waits in the same stream
+  if (shape.fenced) {
+    must(rank->session().load_result(*fence, kPatienceMs));
+    must(rank->wait(ticket, kPages));
+  }
+  must(rank->release(lease));
+  must(rank->clear());
+}
+
+// Every shape, in one rank process.
+void all_round_trips(const Gpu& gpu, const std::string& socket) {
+  for (const Attention attention : {Attention::mha, Attention::mla}) {
+    for (const BufferLayout layout : {BufferLayout::together, BufferLayout::separate}) {
+      // The last one has pieces of 8 bytes.
+      for (const auto& size : {std::pair{64u, 16u}, std::pair{576u, 16u}, std::pair{4u, 1u}}) {
+        for (const bool fenced : {false, true}) {
+          try {
+            round_trip(gpu, socket, {attention, size.first, size.second, layout, fenced});
+          } catch (const std::exception& e) {
+            throw std::runtime_error(fmt::format("attention {} layout {} head_dim {} fenced {}: {}",
+                                                 static_cast<int>(attention), bench::name_of(layout),
+                                                 size.first, fenced, e.what()));
+          }
+        }
+      }
     }
-    expect_right(*rank, pages);  // behind the waits in the same stream
-    if (fenced) {
-      must(rank->session().load_result(*fence, kPatienceMs));
-      must(rank->wait(ticket, kPages));
-    }
-    must(rank->release(lease));
-    must(rank->clear());
-  });
-  require_success(child);
+  }
 }
 
 }  // namespace
 
 TEST_CASE(
-    "Pages come back right from one allocation and from one per layer, MHA and MLA, with and without "
-    "fences") {
-  TestDaemon daemon(cuda_config());
-  for (const Attention attention : {Attention::mha, Attention::mla}) {
-    for (const BufferLayout layout : {BufferLayout::together, BufferLayout::separate}) {
-      for (const std::uint32_t head_dim : {64u, 576u, 4u}) {
-        for (const bool fenced : {false, true}) {
-          INFO("attention " << static_cast<int>(attention) << " layout " << bench::name_of(layout)
-                            << " head_dim " << head_dim << " fenced " << fenced << "\n");
-          round_trip(daemon.socket_path(), attention, head_dim, layout, fenced);
-        }
-      }
-    }
-  }
+    "Pages come back right by every method, from one allocation and from one per layer, MHA and MLA, with "
+    "and "
+    "without fences") {
+  const std::string method = GENERATE("auto", "page_major", "layer_major", "staged", "contiguous", "batched");
+  INFO("transfer.method " << method);
+  TestDaemon daemon(cuda_config("256MiB", "on_demand", method));
+  Child child = start_rank([&](const Gpu& gpu) { all_round_trips(gpu, daemon.socket_path()); });
+  require_success(child);
+  if (method == "staged") CHECK(gpu_status(daemon, "staged_chunks") > 0);
+  if (method != "staged" && method != "auto") CHECK(gpu_status(daemon, "staged_chunks") == 0);
   CHECK(daemon.stop() == 0);
 }
 

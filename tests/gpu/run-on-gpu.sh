@@ -6,10 +6,10 @@
 #   --bin  built programs (hicached, hicache-bench, gpu_test); left out: builds into build-gpu first
 #   --out  where logs and JSON go (gpu-results)
 #
-# Stages: tests, kills, transfer, methods, layerwise, replay, memcheck; all but kills by default. With two GPUs or
-# more also group_tests (ranks killed in mid exchange, many times), group_transfer, group_layerwise and
-# group_replay; with fewer they say that they are skipped. Each has a log STAGE.log; the last line of this script is
-# "N stages passed, N failed", exit status 1 if one failed.
+# Stages: tests, kills, transfer, methods, silent, checksums, layerwise, replay, memcheck; all but kills by default.
+# With two GPUs or more also group_tests (ranks killed in mid exchange, many times), group_transfer, group_layerwise
+# and group_replay; with fewer they say that they are skipped. Each has a log STAGE.log; the last line of this script
+# is "N stages passed, N failed", exit status 1 if one failed.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 2
 
@@ -24,8 +24,8 @@ while [[ $# -gt 0 ]]; do
     *) stages+=("$1"); shift ;;
   esac
 done
-[[ ${#stages[@]} -gt 0 ]] || stages=(tests transfer methods layerwise replay memcheck group_tests group_transfer
-  group_layerwise group_replay)
+[[ ${#stages[@]} -gt 0 ]] || stages=(tests transfer methods silent checksums layerwise replay memcheck group_tests
+  group_transfer group_layerwise group_replay)
 mkdir -p "$out"
 out="$(realpath "$out")"
 
@@ -58,16 +58,29 @@ stage_tests() { limited "$bin/gpu_test" -d yes; }
 stage_kills() {
   HICACHE_GPU_RANK_KILLS=50 HICACHE_GPU_DAEMON_KILLS=10 limited "$bin/gpu_test" -d yes "AC-36*,AC-38*"
 }
-# Scattered pages from one allocation, then runs of pages from an allocation per layer, in one operation so that
-# runs stay whole.
+# Scattered pages from one allocation, then single pages and runs from an allocation per layer, in one operation so
+# that runs stay whole.
 stage_transfer() {
   limited "$bench" transfer --layouts together --runs 1 --json "$out/transfer-together.json" &&
-    limited "$bench" transfer --layouts separate --runs 4,16,64 --page-tokens 16,64 --operations 1 --repeats 3 \
+    limited "$bench" transfer --layouts separate --runs 1,4,16 --operations 1 --repeats 3 \
       --json "$out/transfer-separate.json"
 }
 stage_methods() {
-  limited "$bench" transfer --methods page_major,layer_major --page-tokens 64 --runs 1,16 --loads alone --repeats 3 \
-    --json "$out/methods.json"
+  limited "$bench" transfer --methods page_major,layer_major,staged,contiguous,batched --page-tokens 16,64 --runs 1 \
+    --layouts together --loads alone --repeats 3 --json "$out/methods.json"
+}
+# Beside a rank that never raises its write fence.
+stage_silent() {
+  limited "$bench" transfer --shapes 8B-tp1 --page-tokens 16 --runs 1 --layouts together --loads alone,silent \
+    --json "$out/silent.json"
+}
+stage_checksums() {
+  local threads
+  for threads in 1 4 8; do
+    limited "$bench" transfer --shapes 8B-tp1 --page-tokens 16 --runs 1 --layouts together --loads alone --repeats 3 \
+      --daemon "{\"integrity\": {\"checksums\": \"always\"}, \"transfer\": {\"threads\": $threads}}" \
+      --json "$out/checksums-$threads.json" || return 1
+  done
 }
 stage_layerwise() {
   local shape

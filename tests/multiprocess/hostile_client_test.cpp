@@ -273,6 +273,31 @@ TEST_CASE("device memory that is not a sealed memfd is refused and the session g
   good.check_served();
 }
 
+TEST_CASE("staging memory that can't be is refused with the reason and the session goes on") {
+  TestDaemon daemon;
+  GoodRank good(daemon);
+  {
+    const RawRank rank(daemon, "stager");
+    RegisterBuffers message{small_geometry(small_spec())};
+    const auto memory = create_sealed("memory", message.geometry.allocations[0].bytes);
+    REQUIRE(memory.ok());
+    message.staging = StagingOffer{};
+    const auto attempt = [&](const std::vector<int>& fds, const std::string& reason) {
+      send_bytes(rank.socket, encode_message(message), fds);
+      const Reply reply = next_reply(rank.socket);
+      INFO(reply.text);
+      CHECK(reply.status == Status::invalid_argument);
+      CHECK(reply.text.find(reason) != std::string::npos);
+    };
+    attempt({memory->get()}, "1 descriptors came with 1 allocations and a staging block, expected 2");
+    attempt({memory->get(), memory->get()}, "staging memory beside host memory");
+    message.staging.reset();
+    send_bytes(rank.socket, encode_message(message), {memory->get()});
+    CHECK(next_reply(rank.socket).status == Status::ok);
+  }
+  good.check_served();
+}
+
 TEST_CASE("a geometry that lies about its memory is refused with the field") {
   TestDaemon daemon;
   GoodRank good(daemon);

@@ -56,13 +56,13 @@ TEST_CASE("an empty configuration is the default one and prints every key") {
 TEST_CASE("a configuration in which every key differs from its default survives printing and parsing") {
   auto json = nlohmann::ordered_json::parse(R"({
     "name": "other", "socket": {"path": "/tmp/x.sock", "allowed_uids": [1000, 1001], "max_connections": 7},
-    "pool": {"bytes": "96MiB", "segment_bytes": 65536, "max_pages": 12345},
+    "pool": {"bytes": "96MiB", "segment_bytes": 65536, "max_pages": 12345, "huge_pages": "prefer"},
     "region": {"keep_on_exit": true, "flight_records": 64},
     "eviction": {"policy": "lfu", "high_watermark": 0.5, "low_watermark": 0.25},
     "integrity": {"checksums": "always", "verify": "full"},
     "waiting": {"spin_us": 1, "yield_us": 2, "park_ms": 3},
     "client_waiting": {"spin_us": 4, "yield_us": 5, "park_ms": 6},
-    "transfer": {"threads": 3, "method": "layer_major", "streams": 2}, "cuda": {"mode": "off"},
+    "transfer": {"threads": 3, "method": "layer_major", "streams": 2, "staging_blocks": 8}, "cuda": {"mode": "off"},
     "mla": {"load": "direct", "wait_us": 16},
     "limits": {"clients": 9, "namespaces": 10, "leases": 11, "leases_per_group": 12, "submission_entries": 32,
                "completion_entries": 128, "arena_bytes": "64KiB", "operation_deadline_ms": 13,

@@ -146,6 +146,24 @@ TEST_CASE("RegisterBuffers survives the wire") {
   CHECK(g.tensors[1].page_bytes == 40);
 }
 
+TEST_CASE("Staging memory survives the wire, and a message without it has none") {
+  CHECK_FALSE(round_trip(buffers()).staging);
+  RegisterBuffers m = buffers();
+  StagingOffer offer;
+  for (std::uint8_t i = 0; i < offer.ipc_handle.size(); ++i)
+    offer.ipc_handle[i] = static_cast<std::uint8_t>(i + 7);
+  offer.base_bytes = 1ull << 40;
+  offer.base_offset = 1ull << 39;
+  offer.slot_bytes = 1ull << 23;
+  m.staging = offer;
+  CHECK(round_trip(m).staging == offer);
+  // Cut anywhere behind the geometry it is malformed.
+  const auto bytes = encode_message(m);
+  const std::size_t whole = encode_message(buffers()).size();
+  for (std::size_t size = whole + 1; size < bytes.size(); ++size)
+    CHECK(decode_message(std::span(bytes).first(size)).status() == Status::invalid_argument);
+}
+
 TEST_CASE("Goodbye, Control and Reply survive the wire") {
   round_trip(Goodbye{});
   CHECK(round_trip(Control{{"evict", "12", ""}}).arguments == std::vector<std::string>{"evict", "12", ""});

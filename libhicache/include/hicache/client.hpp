@@ -43,7 +43,12 @@ struct AttachOptions {
   // device buffers. The session goes on there once every result of the lost one has been read (pages_returned
   // included); until then, and while no daemon answers, calls return daemon_lost. Leases do not survive.
   bool reattach = false;
+  // GPU memory that the session allocates beside registered GPU buffers: short pieces of pages go through it
+  // (docs/gpu.md). 0 = none, and such pieces move slowly.
+  std::uint64_t staging_bytes = 128 * kMiB;
 };
+
+struct CudaRange;  // hicache/cuda.hpp
 
 // A host device buffer: memory that the daemon can map. Owns its sealed memfd and mapping.
 class HICACHE_EXPORT HostDeviceBuffer {
@@ -215,6 +220,8 @@ class HICACHE_EXPORT Session {
  private:
   struct Impl;
   friend class StreamFences;
+  friend Outcome register_cuda_buffers(Session&, std::span<const CudaRange>, std::span<const DeviceTensor>,
+                                       std::uint32_t, std::uint32_t);
   class Reattachment;
   // The session as it is now. With `reattach` it may be replaced while other threads still use the one
   // before, which therefore lives as long as the session.
@@ -237,6 +244,9 @@ class HICACHE_EXPORT Session {
   explicit Session(std::unique_ptr<Impl> impl);
   Result<Ticket> ask_about_prefetch(Opcode opcode, LeaseId lease, std::uint32_t number,
                                     std::uint32_t deadline_ms);
+  // register_buffers; `ranges` are the allocations in this process where they are GPU memory.
+  Outcome register_memory(const DeviceGeometry& geometry, std::span<const int> fds,
+                          std::span<const CudaRange> ranges, std::uint32_t timeout_ms);
   // Looks at the daemon; true while a load with layer fences is open.
   bool look_after_loads();
   void follow_daemon() const;

@@ -43,12 +43,14 @@ class GpuCommands {
     command->add_option("--layouts", transfer_.layouts, "together, separate, blocks")
         ->delimiter(',')
         ->transform(layouts());
-    command->add_option("--loads", transfer_.loads, "alone, gemm, stream")
+    command->add_option("--loads", transfer_.loads, "alone, gemm, stream, silent (a rank that never signals)")
         ->delimiter(',')
-        ->transform(CLI::CheckedTransformer(
-            std::map<std::string, LoadKind>{
-                {"alone", LoadKind::none}, {"gemm", LoadKind::gemm}, {"stream", LoadKind::stream}},
-            CLI::ignore_case));
+        ->transform(
+            CLI::CheckedTransformer(std::map<std::string, LoadKind>{{"alone", LoadKind::none},
+                                                                    {"gemm", LoadKind::gemm},
+                                                                    {"stream", LoadKind::stream},
+                                                                    {"silent", LoadKind::silent_rank}},
+                                    CLI::ignore_case));
     command->add_option("--bytes", transfer_.bytes, "in flight")
         ->transform(CLI::AsSizeValue(false))
         ->capture_default_str();

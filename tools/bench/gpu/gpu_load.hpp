@@ -1,4 +1,5 @@
-// What a model would do on the GPU meanwhile: matrix products, or a kernel that streams HBM, without a pause.
+// What happens meanwhile: a model's matrix products or a kernel that streams HBM, without a pause; or another
+// rank that never raises its write fence.
 #pragma once
 
 #include <atomic>
@@ -11,7 +12,7 @@
 
 namespace hicache::bench {
 
-enum class LoadKind : std::uint32_t { none, gemm, stream };
+enum class LoadKind : std::uint32_t { none, gemm, stream, silent_rank };
 constexpr const char* name_of(LoadKind kind) {
   switch (kind) {
     case LoadKind::none:
@@ -20,6 +21,8 @@ constexpr const char* name_of(LoadKind kind) {
       return "gemm";
     case LoadKind::stream:
       return "stream";
+    case LoadKind::silent_rank:
+      return "silent";
   }
   return "unknown";
 }
@@ -27,7 +30,8 @@ constexpr const char* name_of(LoadKind kind) {
 // Runs from start to destruction on a thread and a stream of its own, with a few steps queued ahead.
 class GpuLoad {
  public:
-  // gemm: fp16 products of 4096 cubed by cuBLAS, which is loaded at run time; not_found where it is missing.
+  // gemm or stream. gemm: fp16 products of 4096 cubed by cuBLAS, which is loaded at run time; not_found where
+  // it is missing.
   static Result<std::unique_ptr<GpuLoad>> start(const Gpu& gpu, LoadKind kind);
   GpuLoad(const GpuLoad&) = delete;
   GpuLoad& operator=(const GpuLoad&) = delete;

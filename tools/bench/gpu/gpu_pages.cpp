@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <vector>
+
+#include "tools/bench/pattern_math.hpp"
 
 namespace hicache::bench {
 namespace {
@@ -171,6 +174,34 @@ Result<PatternCheck> GpuPages::verify(std::span<const KeyedPage> pages, std::uin
                             static_cast<std::uint32_t>(tensor.kind));
   }
   return out;
+}
+
+Result<std::uint64_t> GpuPages::count_wrong_on_host(std::span<const KeyedPage> pages,
+                                                    std::uint32_t shard) const {
+  if (const Outcome idle = synchronize(); !idle) return idle.error();
+  const Driver& d = gpu_.driver();
+  const PatternNamespace pattern = space(shard);
+  std::uint64_t wrong = 0;
+  for (const DeviceTensor& tensor : tensors_) {
+    const auto start = reinterpret_cast<std::uintptr_t>(ranges_[tensor.allocation].pointer) + tensor.offset;
+    const std::size_t stride = tensor.page_stride / sizeof(std::uint64_t);
+    std::vector<std::uint64_t> words(stride * pages_);
+    if (const Outcome done = check(
+            d, d.cuMemcpyDtoH(words.data(), start, words.size() * sizeof(std::uint64_t)), "reading a tensor");
+        !done) {
+      return done.error();
+    }
+    for (const KeyedPage& page : pages) {
+      const std::uint64_t base = pattern_base(pattern.digest, page.key.words.data(), shard, tensor.layer,
+                                              static_cast<std::uint32_t>(tensor.kind));
+      const std::uint64_t* piece = &words[page.page.value * stride];
+      bool right = true;
+      for (std::size_t i = 0; i < tensor.page_bytes / sizeof(std::uint64_t); ++i)
+        right = right && piece[i] == pattern_word(base, i);
+      wrong += right ? 0 : 1;
+    }
+  }
+  return wrong;
 }
 
 }  // namespace hicache::bench

@@ -50,6 +50,8 @@ class GpuPages {
   Outcome poison(std::span<const KeyedPage> pages);
   Result<PatternCheck> verify(std::span<const KeyedPage> pages, std::uint32_t shard);
   Outcome synchronize() const { return stream_.synchronize(); }
+  // Pages of which the host finds another pattern than verify would look for: checks the kernels themselves.
+  Result<std::uint64_t> count_wrong_on_host(std::span<const KeyedPage> pages, std::uint32_t shard) const;
 
  private:
   GpuPages(const Gpu& gpu, const NamespaceSpec& spec, std::uint32_t pages, GpuStream stream)

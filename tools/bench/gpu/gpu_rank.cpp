@@ -14,13 +14,15 @@ constexpr std::uint32_t kWaitMs = 60'000;
 
 Result<std::unique_ptr<GpuRank>> GpuRank::attach(const Gpu& gpu, const std::string& socket_path,
                                                  const NamespaceSpec& spec, std::uint32_t pages,
-                                                 BufferLayout layout, const GroupPlace& place) {
+                                                 BufferLayout layout, const GroupPlace& place,
+                                                 std::uint64_t staging_bytes) {
   auto rank = std::make_unique<GpuRank>();
   rank->socket_path_ = socket_path;
   auto memory = GpuPages::create(gpu, spec, pages, layout);
   if (!memory) return memory.error();
   rank->memory_ = std::move(*memory);
   AttachOptions options;
+  options.staging_bytes = staging_bytes;
   options.socket_path = socket_path;
   options.engine = place.engine.empty() ? fmt::format("bench-{}", monotonic_ns()) : place.engine;
   options.tp_rank = place.tp_rank;

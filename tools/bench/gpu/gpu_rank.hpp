@@ -22,8 +22,10 @@ class GpuRank {
  public:
   static Result<std::unique_ptr<GpuRank>> attach(const Gpu& gpu, const std::string& socket_path,
                                                  const NamespaceSpec& spec, std::uint32_t pages,
-                                                 BufferLayout layout, const GroupPlace& place = {});
+                                                 BufferLayout layout, const GroupPlace& place = {},
+                                                 std::uint64_t staging_bytes = AttachOptions().staging_bytes);
   [[nodiscard]] Session& session() { return *session_; }
+  [[nodiscard]] const std::string& socket_path() const { return socket_path_; }
   [[nodiscard]] GpuPages& memory() { return *memory_; }
   // How long register_buffers took.
   [[nodiscard]] double register_ms() const { return register_ms_; }

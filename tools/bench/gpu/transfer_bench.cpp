@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -32,9 +34,44 @@ double median(std::vector<double> values) {
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
+// What the daemon's thread has spent on handing copies to the driver, since its start.
+struct EnqueueCost {
+  std::uint64_t ns = 0;
+  std::uint64_t copies = 0;
+  std::uint64_t staged_chunks = 0;
+  std::uint64_t cpu_ns = 0;  // of all its threads
+};
+
+// CPU time that the threads of a process have used; of those that still run.
+std::uint64_t cpu_ns_of(const std::string& pid) {
+  std::uint64_t sum = 0;
+  std::error_code none;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/" + pid + "/task", none)) {
+    std::uint64_t ns = 0;
+    if (std::ifstream(thread.path() / "schedstat") >> ns) sum += ns;
+  }
+  return sum;
+}
+
+Result<EnqueueCost> enqueue_cost(const std::string& socket_path) {
+  const auto text = control(socket_path, {"status"});
+  if (!text) return text.error();
+  const Json status = Json::parse(*text, nullptr, false);
+  EnqueueCost cost;
+  cost.cpu_ns = cpu_ns_of(std::to_string(status.value("pid", 0u)));
+  for (const Json& gpu : status.value("cuda", Json::object()).value("gpus", Json::array())) {
+    cost.ns += gpu.value("enqueue_ns", std::uint64_t{0});
+    cost.copies += gpu.value("copies", std::uint64_t{0});
+    cost.staged_chunks += gpu.value("staged_chunks", std::uint64_t{0});
+  }
+  return cost;
+}
+
 // What is measured of one direction.
 struct Samples {
   std::vector<double> gbps;
+  EnqueueCost cost;  // of all repetitions
+  std::uint64_t moved = 0;
   std::uint64_t load_steps = 0;
   std::uint64_t ns = 0;
 };
@@ -67,7 +104,12 @@ class TransferCase {
   Outcome beside(LoadKind kind, const CopyRates& single, const ResultSink& take, const Json& labels) {
     std::unique_ptr<GpuLoad> load;
     double undisturbed = 0;
-    if (kind != LoadKind::none) {
+    std::unique_ptr<GpuRank> silent;
+    if (kind == LoadKind::silent_rank) {
+      auto attached = attach_silent_rank();
+      if (!attached) return attached.error();
+      silent = std::move(*attached);
+    } else if (kind != LoadKind::none) {
       auto started = GpuLoad::start(gpu_, kind);
       if (!started) return started.error();
       load = std::move(*started);
@@ -100,6 +142,14 @@ class TransferCase {
       json["gbps_low"] = *std::min_element(samples[i].gbps.begin(), samples[i].gbps.end());
       json["gbps_high"] = *std::max_element(samples[i].gbps.begin(), samples[i].gbps.end());
       json["share"] = median(samples[i].gbps) / limit;
+      const EnqueueCost& cost = samples[i].cost;
+      json["daemon_cores"] = static_cast<double>(cost.cpu_ns) / static_cast<double>(samples[i].ns);
+      json["copies"] = cost.copies / options_.repeats;
+      json["staged"] = cost.staged_chunks > 0;
+      json["enqueue_us_per_copy"] =
+          static_cast<double>(cost.ns) / 1e3 / static_cast<double>(std::max<std::uint64_t>(cost.copies, 1));
+      json["enqueue_ms_per_gib"] = static_cast<double>(cost.ns) / 1e6 * static_cast<double>(kGiB) /
+                                   static_cast<double>(samples[i].moved);
       if (load != nullptr) {
         const double rate =
             static_cast<double>(samples[i].load_steps) * 1e9 / static_cast<double>(samples[i].ns);
@@ -114,6 +164,23 @@ class TransferCase {
       take(json);
     }
     return success();
+  }
+
+  // A rank with a write whose fence it never raises.
+  Result<std::unique_ptr<GpuRank>> attach_silent_rank() const {
+    constexpr std::uint32_t kSilentPages = 16;
+    constexpr std::uint32_t kLongMs = 600'000;
+    const auto shape = find_shape("MLA");
+    if (!shape) return shape.error();
+    auto rank = GpuRank::attach(gpu_, rank_.socket_path(), make_spec(*shape, 1), kSilentPages,
+                                BufferLayout::together);
+    if (!rank) return rank.error();
+    const auto lease = (*rank)->reserve(made_up_keys(monotonic_ns(), kSilentPages), 0);
+    if (!lease) return lease.error();
+    const auto write =
+        (*rank)->session().write(*lease, 0, shuffled_pages(kSilentPages, 1), WriteFence{0, 1}, kLongMs);
+    if (!write) return write.error();
+    return rank;
   }
 
   [[nodiscard]] static double load_rate(const GpuLoad& load) {
@@ -146,6 +213,8 @@ class TransferCase {
     Session& session = rank_.session();
     std::vector<std::pair<Result<Ticket>, std::uint32_t>> posted;
     posted.reserve(writes.size() + loads.size());
+    const auto cost = enqueue_cost(rank_.socket_path());
+    if (!cost) return cost.error();
     const std::uint64_t steps = load == nullptr ? 0 : load->steps();
     const std::uint64_t start = monotonic_ns();
     std::uint64_t moved = 0;
@@ -170,6 +239,13 @@ class TransferCase {
     samples->gbps.push_back(static_cast<double>(moved * shard_bytes_) / static_cast<double>(ns));
     samples->ns += ns;
     if (load != nullptr) samples->load_steps += load->steps() - steps;
+    const auto after = enqueue_cost(rank_.socket_path());
+    if (!after) return after.error();
+    samples->cost.ns += after->ns - cost->ns;
+    samples->cost.cpu_ns += after->cpu_ns - cost->cpu_ns;
+    samples->cost.copies += after->copies - cost->copies;
+    samples->cost.staged_chunks += after->staged_chunks - cost->staged_chunks;
+    samples->moved += moved * shard_bytes_;
     return success();
   }
 
@@ -302,21 +378,26 @@ Outcome run_cases(const TransferOptions& options, const std::string& socket_path
 }
 
 void print_header() {
-  fmt::print("{:<11} {:<8} {:>5} {:>9} {:<8} {:>4} {:<6} {:<11} {:>6} {:>6} {:>7} {}\n", "method", "shape",
-             "page", "piece", "layout", "run", "load", "direction", "GB/s", "share", "compute", "bytes");
+  fmt::print(
+      "{:<11} {:<8} {:>5} {:>9} {:<8} {:>4} {:<6} {:<11} {:>6} {:>6} {:>7} {:>7} {:>8} {:>5} {:<6} {}\n",
+      "method", "shape", "page", "piece", "layout", "run", "load", "direction", "GB/s", "share", "compute",
+      "us/copy", "ms/GiB", "cores", "how", "bytes");
 }
 
 void print_row(const Json& row) {
-  fmt::print("{:<11} {:<8} {:>5} {:>9} {:<8} {:>4} {:<6} {:<11} {:>6.1f} {:>6.3f} {:>7} {}\n",
-             row["method"].get<std::string>(), row["shape"].get<std::string>(),
-             row["page_tokens"].get<std::uint32_t>(), row["piece_bytes"].get<std::uint64_t>(),
-             row["layout"].get<std::string>(), row["run"].get<std::uint32_t>(),
-             row["load"].get<std::string>(), row["direction"].get<std::string>(), row["gbps"].get<double>(),
-             row["share"].get<double>(),
-             row.contains("compute_kept") ? fmt::format("{:.3f}", row["compute_kept"].get<double>()) : "-",
-             !row.contains("wrong_words")         ? ""
-             : row["wrong_words"].get<int>() == 0 ? "right"
-                                                  : "WRONG");
+  fmt::print(
+      "{:<11} {:<8} {:>5} {:>9} {:<8} {:>4} {:<6} {:<11} {:>6.1f} {:>6.3f} {:>7} {:>7.2f} {:>8.2f} {:>5.2f} "
+      "{:<6} {}\n",
+      row["method"].get<std::string>(), row["shape"].get<std::string>(),
+      row["page_tokens"].get<std::uint32_t>(), row["piece_bytes"].get<std::uint64_t>(),
+      row["layout"].get<std::string>(), row["run"].get<std::uint32_t>(), row["load"].get<std::string>(),
+      row["direction"].get<std::string>(), row["gbps"].get<double>(), row["share"].get<double>(),
+      row.contains("compute_kept") ? fmt::format("{:.3f}", row["compute_kept"].get<double>()) : "-",
+      row["enqueue_us_per_copy"].get<double>(), row["enqueue_ms_per_gib"].get<double>(),
+      row["daemon_cores"].get<double>(), row["staged"].get<bool>() ? "staged" : "direct",
+      !row.contains("wrong_words")         ? ""
+      : row["wrong_words"].get<int>() == 0 ? "right"
+                                           : "WRONG");
   std::fflush(stdout);
 }
 
