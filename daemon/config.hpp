@@ -30,9 +30,10 @@ struct Config {
   std::string name = "default";  // names the shared memory objects and the default socket
 
   struct Socket {
-    std::string path;                         // "" = default_socket_path(name)
-    std::vector<std::uint32_t> allowed_uids;  // besides root and the daemon's own user (reload)
-    std::uint32_t max_connections = 256;      // further ones are refused at once (reload)
+    std::string path;                                // "" = default_socket_path(name)
+    std::vector<std::uint32_t> allowed_uids;         // besides root and the daemon's own user (reload)
+    std::uint32_t max_connections = 256;             // further ones are refused at once (reload)
+    std::uint32_t max_connections_per_process = 64;  // of them (reload)
   } socket;
 
   struct Pool {
@@ -109,10 +110,13 @@ struct Config {
   } storage;
 
   struct Limits {
-    std::uint32_t clients = 64;                    // attached ranks and schedulers, at most 1024
-    std::uint32_t namespaces = 64;                 // at most 4096
-    std::uint32_t leases = 4096;                   // in all, at most 1 Mi
-    std::uint32_t leases_per_group = 1024;         // (reload)
+    std::uint32_t clients = 64;             // attached ranks and schedulers, at most 1024
+    std::uint32_t namespaces = 64;          // at most 4096
+    std::uint32_t leases = 4096;            // in all, at most 1 Mi
+    std::uint32_t leases_per_group = 1024;  // (reload)
+    // Part of the pool that the attached TP groups can be sure to pin, split evenly; the rest is for who asks
+    // first.
+    double guaranteed_share = 0.5;                 // (reload)
     std::uint32_t submission_entries = 256;        // of each client's ring, power of two
     std::uint32_t completion_entries = 1024;       // power of two, at least twice submission_entries
     std::uint64_t arena_bytes = 4ull << 20;        // of each client, for hash and page lists

@@ -238,6 +238,8 @@ std::vector<ConfigKey> make_keys() {
   k.push_back(allowed_uids());
   k.push_back(
       integer("socket.max_connections", kReload, 1, 65536, kAny, HICACHE_MEMBER(socket.max_connections)));
+  k.push_back(integer("socket.max_connections_per_process", kReload, 1, 65536, kAny,
+                      HICACHE_MEMBER(socket.max_connections_per_process)));
   k.push_back(bytes("pool.bytes", 64 * kKiB, 64 * kTiB, kAny, HICACHE_MEMBER(pool.bytes)));
   k.push_back(bytes("pool.segment_bytes", 64 * kKiB, kGiB, kPower, HICACHE_MEMBER(pool.segment_bytes)));
   k.push_back(integer("pool.max_pages", kFixed, 0, kMaxPages, kAny, HICACHE_MEMBER(pool.max_pages)));
@@ -289,6 +291,7 @@ std::vector<ConfigKey> make_keys() {
   k.push_back(integer("limits.leases", kFixed, 1, 1u << 20, kAny, HICACHE_MEMBER(limits.leases)));
   k.push_back(integer("limits.leases_per_group", kReload, 1, 1u << 20, kAny,
                       HICACHE_MEMBER(limits.leases_per_group)));
+  k.push_back(fraction("limits.guaranteed_share", kReload, HICACHE_MEMBER(limits.guaranteed_share)));
   k.push_back(integer("limits.submission_entries", kFixed, 2, kMaxRingEntries / 2, kPower,
                       HICACHE_MEMBER(limits.submission_entries)));
   k.push_back(integer("limits.completion_entries", kFixed, 4, kMaxRingEntries, kPower,

@@ -39,6 +39,9 @@ namespace hicache {
   X(double_release, "second releases refused")                                                          \
   X(stale_generation, "messages refused for an old generation")                                         \
   X(completion_ring_full, "turns in which a client was not served because its completions were unread") \
+  X(quota_leases, "reserves refused because the group has limits.leases_per_group open leases")         \
+  X(quota_pages, "pages not pinned or not written because other groups are guaranteed the room")        \
+  X(connections_refused, "connections refused by a limit or the allow-list of the socket")              \
   X(late_wakes, "time-outs that found work published more than 1 ms before")                            \
   X(parks, "times the coordinator went to sleep")                                                       \
   X(takeovers, "times a daemon took this region over")                                                  \

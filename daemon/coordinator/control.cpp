@@ -150,6 +150,7 @@ void Coordinator::Impl::control(ControlRequest& request) {
                       {"group", group.slot.value},
                       {"group_state", name_of(group.state)},
                       {"group_leases", group.leases},
+                      {"group_pinned_bytes", leases.share().pinned_bytes(group.slot)},
                       {"tp_rank", client.tp_rank},
                       {"tp_size", group.tp_size},
                       {"namespace", group.namespace_id.value},

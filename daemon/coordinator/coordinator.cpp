@@ -229,6 +229,8 @@ void Coordinator::Impl::handle(CoordinatorRequest& request) {
           control(r);
         } else if constexpr (std::is_same_v<T, ReloadRequest>) {
           reload(r.config);
+        } else if constexpr (std::is_same_v<T, ConnectionRefused>) {
+          stats.add(Counter::connections_refused);
         } else if constexpr (std::is_same_v<T, UsablePoolRequest>) {
           pages.slots().set_usable_bytes(r.bytes);
           stats.set(Counter::usable_pool_bytes, pages.slots().usable_bytes());

@@ -98,6 +98,8 @@ struct Coordinator::Impl {
   Result<Lease*> lease_for(const Client& client, LeaseId id);
   void poison(Lease& lease);
   void try_close(Lease& lease);
+  // Bytes of the pool that the group may still pin, so that others find the room they are guaranteed.
+  [[nodiscard]] std::uint64_t pin_room(const Group& group);
   void close_finished_leases();
   void finish_load(const TransferDone& done, TransferOwner& owner);
   void quarantine(PageId page);

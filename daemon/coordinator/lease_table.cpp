@@ -13,6 +13,7 @@ LeaseTable::LeaseTable(const Tables& tables, PageTable& pages, Stats& stats)
       chunks_(tables.pin_chunks),
       pages_(pages),
       stats_(stats),
+      share_(tables.pages.size(), tables.groups.size()),
       leases_(tables.leases.size()) {
   for (std::uint32_t i = static_cast<std::uint32_t>(entries_.size()); i-- > 0;) {
     // Leases do not outlive a daemon; their generations do, so that no old id fits a new lease.
@@ -144,15 +145,22 @@ void LeaseTable::drop_pin(Lease& lease, std::uint32_t position) {
   const PageId page = lease.pages[position];
   assert(page);
   remove_from_chunk(lease, page);
-  pages_.unpin(page);
+  unpin(page);
   lease.pages[position] = PageId::none();
 }
 
 void LeaseTable::pin(Lease& lease, std::uint32_t position, PageId page) {
   assert(!lease.pages[position]);
   add_to_chunk(lease, page);
+  const std::uint64_t bytes = pages_.pin_cost(page);
   pages_.pin(page);
+  if (pages_.word(page).pins == 1) share_.pin(page, lease.group, bytes);
   lease.pages[position] = page;
+}
+
+void LeaseTable::unpin(PageId page) {
+  pages_.unpin(page);
+  if (pages_.word(page).pins == 0) share_.unpin(page);
 }
 
 void LeaseTable::set_state(Lease& lease, LeaseState state) {
@@ -180,7 +188,7 @@ void LeaseTable::close(Lease& lease) {
   assert(lease.loads_in_flight == 0);
   LeaseEntry& e = entries_[lease.slot.value];
   for (std::size_t i = lease.pages.size(); i-- > 0;) {
-    if (lease.pages[i]) pages_.unpin(lease.pages[i]);
+    if (lease.pages[i]) unpin(lease.pages[i]);
   }
   HICACHE_CRASH_POINT(release_unpinned);
   for (std::uint32_t index = e.first_chunk.load(kRelaxed); index != kNone32;) {

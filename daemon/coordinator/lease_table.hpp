@@ -10,6 +10,7 @@
 
 #include "daemon/coordinator/group_write.hpp"
 #include "daemon/coordinator/page_table.hpp"
+#include "daemon/coordinator/pin_share.hpp"
 #include "daemon/coordinator/prefetch.hpp"
 #include "shm/region.hpp"
 
@@ -54,6 +55,8 @@ class LeaseTable {
   void pin(Lease& lease, std::uint32_t position, PageId page);
   // Undoes one pin before the lease ends. Precondition: something is pinned there.
   void drop_pin(Lease& lease, std::uint32_t position);
+  // What each group has pinned.
+  [[nodiscard]] const PinShare& share() const { return share_; }
   void set_state(Lease& lease, LeaseState state);
   void set_holders(Lease& lease, std::uint64_t holders);
   void set_hits(Lease& lease, std::uint32_t hits);
@@ -70,6 +73,7 @@ class LeaseTable {
   }
 
  private:
+  void unpin(PageId page);
   void add_to_chunk(Lease& lease, PageId page);
   void remove_from_chunk(Lease& lease, PageId page);
   void free_chunk(std::uint32_t index);
@@ -78,6 +82,7 @@ class LeaseTable {
   std::span<PinChunk> chunks_;
   PageTable& pages_;
   Stats& stats_;
+  PinShare share_;
   std::vector<Lease> leases_;
   std::vector<std::uint32_t> free_leases_;
   std::vector<std::uint32_t> free_chunks_;

@@ -188,6 +188,7 @@ void Coordinator::Impl::execute_reserve(Client& client, const Submission& submis
       const bool complete =
           std::none_of(group.members.begin(), group.members.end(), [](ClientSlot m) { return m.is_none(); });
       const bool window_full = static_cast<bool>(found.lease);
+      if (group.leases >= config.limits.leases_per_group) stats.add(Counter::quota_leases);
       if (!complete || window_full || group.leases >= config.limits.leases_per_group ||
           !leases.can_pin(submission.count)) {
         return answer(client, submission, sequence, Status::again);
@@ -202,8 +203,16 @@ void Coordinator::Impl::execute_reserve(Client& client, const Submission& submis
       HICACHE_CRASH_POINT(reserve_opened);
       scratch_pages.clear();
       pages.find_leading_ready(lease->hashes, lease->namespace_id, scratch_pages);
-      for (std::uint32_t i = 0; i < scratch_pages.size(); ++i) leases.pin(*lease, i, scratch_pages[i]);
-      const auto hits = static_cast<std::uint32_t>(scratch_pages.size());
+      std::uint64_t room = pin_room(group);
+      std::uint32_t hits = 0;
+      for (; hits < scratch_pages.size(); ++hits) {
+        const PageId page = scratch_pages[hits];
+        const std::uint64_t cost = pages.word(page).pins == 0 ? pages.pin_cost(page) : 0;
+        if (cost > room) break;
+        room -= cost;
+        leases.pin(*lease, hits, page);
+      }
+      stats.add(Counter::quota_pages, scratch_pages.size() - hits);
       leases.set_hits(*lease, hits);
       HICACHE_CRASH_POINT(reserve_pinned);
       stats.add(Counter::reserves);
@@ -231,6 +240,17 @@ Result<Lease*> Coordinator::Impl::lease_for(const Client& client, LeaseId id) {
   }
   if ((*lease)->group != client.group) return Error{Status::unknown_lease, "", 0};
   return lease;
+}
+
+std::uint64_t Coordinator::Impl::pin_room(const Group& group) {
+  std::vector<GroupSlot> active;
+  groups.for_each([&](const Group& g) {
+    if (g.state == GroupState::active) active.push_back(g.slot);
+  });
+  if (active.size() < 2) return ~0ull;
+  const double each = config.limits.guaranteed_share / static_cast<double>(active.size());
+  return leases.share().room(group.slot, active, pool_bytes,
+                             static_cast<std::uint64_t>(each * static_cast<double>(pool_bytes)));
 }
 
 void Coordinator::Impl::poison(Lease& lease) {

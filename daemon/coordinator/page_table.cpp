@@ -346,6 +346,10 @@ void PageTable::mark_all_dirty() {
   }
 }
 
+std::uint64_t PageTable::pin_cost(SizeClassId size_class) const {
+  return std::max(slots_.slot_bytes(size_class), slots_.pool_bytes() / capacity());
+}
+
 void PageTable::pin(PageId page) {
   PageWord w = word(page);
   assert(w.pins < PageWord::kMaxPins);

@@ -86,6 +86,12 @@ class PageTable {
   // No storage is known to hold any page from now on.
   void mark_all_dirty();
 
+  // What a pin on a page of this size class keeps from others, in bytes of the pool: its slot, or its part of
+  // the page table where that runs out before the pool does.
+  [[nodiscard]] std::uint64_t pin_cost(SizeClassId size_class) const;
+  [[nodiscard]] std::uint64_t pin_cost(PageId page) const {
+    return pin_cost(SizeClassId{entries_[page.value].size_class.load(std::memory_order_relaxed)});
+  }
   void pin(PageId page);
   void unpin(PageId page);
   // Gives the page the next use stamp and counts one more use.

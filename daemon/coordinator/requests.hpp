@@ -65,6 +65,9 @@ struct ReloadRequest {
   Config config;
 };
 
+// A connection was refused by a limit or the allow-list.
+struct ConnectionRefused {};
+
 // New slots may only be taken from this many bytes at the pool's start: the rest is not pinned yet.
 struct UsablePoolRequest {
   std::uint64_t bytes = 0;
@@ -76,7 +79,7 @@ struct StorageNews {};
 struct StorageChanged {};
 
 using CoordinatorRequest =
-    std::variant<AttachRequest, BuffersRequest, GoneRequest, ControlRequest, ReloadRequest, UsablePoolRequest,
-                 StorageNews, StorageChanged, TransferDone>;
+    std::variant<AttachRequest, BuffersRequest, GoneRequest, ControlRequest, ReloadRequest, ConnectionRefused,
+                 UsablePoolRequest, StorageNews, StorageChanged, TransferDone>;
 
 }  // namespace hicache::daemon

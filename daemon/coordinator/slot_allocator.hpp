@@ -53,6 +53,8 @@ class SlotAllocator {
     return std::uint64_t{usable_segments_} * segment_bytes_;
   }
 
+  // Of all segments, usable or not.
+  [[nodiscard]] std::uint64_t pool_bytes() const { return table_.size() * segment_bytes_; }
   [[nodiscard]] std::uint64_t used_bytes() const { return used_bytes_; }
   [[nodiscard]] std::uint32_t assigned_segments() const { return assigned_; }
 

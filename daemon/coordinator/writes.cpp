@@ -66,6 +66,7 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
   writes_in_flight.emplace(write.number, &write);
   set_deadline(Deadline{deadline_of(submission), 0, write.number});
 
+  std::uint64_t room = pin_room(groups.get(lease.group));
   PageId previous;
   bool broken_chain = false;  // a page without its predecessor could never be found
   if (submission.first > 0) {
@@ -87,7 +88,11 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
       ++write.present;
       stats.add(Counter::skipped_ready);
       if (lease.pages[position] && lease.pages[position] != present) leases.drop_pin(lease, position);
-      if (!lease.pages[position] && leases.can_pin(1)) leases.pin(lease, position, present);
+      const std::uint64_t cost = pages.word(present).pins == 0 ? pages.pin_cost(present) : 0;
+      if (!lease.pages[position] && leases.can_pin(1) && cost <= room) {
+        leases.pin(lease, position, present);
+        room -= cost;
+      }
       previous = present;
       continue;
     }
@@ -107,9 +112,11 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
     fresh.depth = previous ? pages.depth(previous) + 1 : 0;
     fresh.filler = lease.slot;
     if (previous) fresh.near = pages.offset(previous);
+    const bool fits = pages.pin_cost(ns.size_class) <= room;
+    if (!fits) stats.add(Counter::quota_pages);
     // A parent that nobody pins must not be evicted to make room for its own child.
     if (previous) pages.pin(previous);
-    const PageId page = leases.can_pin(1) ? pages.allocate(fresh) : PageId::none();
+    const PageId page = fits && leases.can_pin(1) ? pages.allocate(fresh) : PageId::none();
     if (previous) pages.unpin(previous);
     if (!page) {
       slot.status = Status::dropped;
@@ -121,6 +128,7 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
     slot.page = page;
     if (lease.pages[position]) leases.drop_pin(lease, position);  // one that was quarantined meanwhile
     leases.pin(lease, position, page);
+    room -= pages.pin_cost(ns.size_class);
     ++write.unresolved;
     previous = page;
   }

@@ -105,6 +105,8 @@ class SessionServer::Impl {
     return it == connections_.end() ? nullptr : it->second.get();
   }
   [[nodiscard]] bool allowed(std::uint32_t uid) const;
+  // Without those that are only told why they are refused.
+  [[nodiscard]] std::size_t connections_of(std::uint32_t pid) const;
 
   Config config_;
   const std::string socket_path_;
@@ -228,6 +230,12 @@ bool SessionServer::Impl::allowed(std::uint32_t uid) const {
   return uid == 0 || uid == ::geteuid() || std::find(uids.begin(), uids.end(), uid) != uids.end();
 }
 
+std::size_t SessionServer::Impl::connections_of(std::uint32_t pid) const {
+  return static_cast<std::size_t>(
+      std::count_if(connections_.begin(), connections_.end(),
+                    [pid](const auto& c) { return c.second->peer.pid == pid && !c.second->refusal; }));
+}
+
 void SessionServer::Impl::accept_some() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -260,8 +268,14 @@ void SessionServer::Impl::admit(UniqueFd socket) {
     c->refusal = Reply{Status::again, fmt::format("daemon '{}' has {} connections, as many as "
                                                   "socket.max_connections allows",
                                                   config_.name, config_.socket.max_connections)};
+  } else if (peer->pid != 0 && connections_of(peer->pid) >= config_.socket.max_connections_per_process) {
+    c->refusal = Reply{Status::again,
+                       fmt::format("process {} has {} connections to daemon '{}', as many as "
+                                   "socket.max_connections_per_process allows",
+                                   peer->pid, config_.socket.max_connections_per_process, config_.name)};
   }
   if (c->refusal) {
+    post_(ConnectionRefused{});
     if (refusal_log_.take()) spdlog::warn("connection of pid {} refused: {}", peer->pid, c->refusal->text);
     if (refusals_ >= kMaxRefusals) return;
     c->state = ConnectionState::refusing;

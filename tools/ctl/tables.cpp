@@ -180,6 +180,7 @@ std::string render(const std::string& command, const json& answer) {
                   {"uid", "uid", plain_text},
                   {"group", "group_state", plain_text, true},
                   {"leases", "group_leases", plain_text},
+                  {"pinned", "group_pinned_bytes", bytes_text},
                   {"device pages", "device_pages", plain_text},
                   {"operations", "operations", plain_text},
                   {"open", "open_operations", plain_text},
