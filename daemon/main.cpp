@@ -15,6 +15,7 @@
 
 #include "daemon/config.hpp"
 #include "daemon/service.hpp"
+#include "daemon/start_checks.hpp"
 #include "daemon/startup.hpp"
 #include "shm/version.hpp"
 
@@ -63,6 +64,10 @@ int serve(const Config& config, const CommandLine& line, const std::string& conf
   if (auto logging = configure_logging(config.log); !logging)
     return fail(kExitFailure, logging.error().message);
   raise_descriptor_limit();
+  if (auto limits = check_start_limits(config); !limits) {
+    spdlog::critical("{}", limits.error().message);
+    return config.log.file.empty() ? kExitFailure : fail(kExitFailure, limits.error().message);
+  }
   auto service =
       Service::start(config, line.fresh ? RegionOwner::Start::fresh : RegionOwner::Start::take_over);
   if (!service) {

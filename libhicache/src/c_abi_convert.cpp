@@ -66,6 +66,7 @@ Result<AttachOptions> to_options(const hicache_attach_options* from) {
   options.tp_rank = read->tp_rank;
   if (read->timeout_ms != 0) options.timeout_ms = read->timeout_ms;
   options.spec = std::move(*spec);
+  options.reattach = read->reattach != 0;
   return options;
 }
 

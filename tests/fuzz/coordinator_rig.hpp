@@ -137,6 +137,10 @@ class CoordinatorRig {
   CoordinatorRig(const CoordinatorRig&) = delete;
   CoordinatorRig& operator=(const CoordinatorRig&) = delete;
 
+  // As the daemon's other threads do.
+  void post(daemon::CoordinatorRequest request) { coordinator_->post(std::move(request)); }
+  [[nodiscard]] const daemon::Config& config() const { return config_; }
+
   HostileClient& client(std::uint32_t i) { return clients_[i % kClients]; }
 
   void attach(std::uint32_t i, const NamespaceSpec& spec = small_spec()) {

@@ -2,7 +2,7 @@
 # Fuzzes every target for SECONDS each and fails on the first crash, leak, hang or broken property. Corpora grow in
 # BUILD/corpus and are kept for the next run; what crashed is written to BUILD/crashes.
 #
-#   tests/fuzz/run.sh SECONDS [TARGET...]     targets: message config region coordinator resp
+#   tests/fuzz/run.sh SECONDS [TARGET...]     targets: message config region coordinator resp restart session
 #
 # HICACHE_FUZZ_BUILD names the build directory (build-fuzz).
 set -euo pipefail
@@ -15,7 +15,7 @@ seconds="${1:-}"
 }
 shift
 targets=("$@")
-[[ ${#targets[@]} -gt 0 ]] || targets=(message config region coordinator resp)
+[[ ${#targets[@]} -gt 0 ]] || targets=(message config region coordinator resp restart session)
 build="${HICACHE_FUZZ_BUILD:-build-fuzz}"
 
 if ! command -v clang++ >/dev/null; then
@@ -47,7 +47,7 @@ for target in "${targets[@]}"; do
   log="$build/fuzz-$target.log"
   extra=()
   # Entries that wait for a deadline make an input slow, not wrong.
-  [[ "$target" == coordinator ]] && extra+=(-timeout=60)
+  [[ "$target" == coordinator || "$target" == session ]] && extra+=(-timeout=60)
   if "$build/bin/fuzz_$target" -max_total_time="$seconds" -max_len="$(length_of "$target")" -timeout=20 "${extra[@]}" \
     -print_final_stats=1 -artifact_prefix="$build/crashes/$target-" \
     "$build/corpus/$target" "$build/seeds/$target" >"$log" 2>&1; then

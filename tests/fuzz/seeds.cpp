@@ -1,4 +1,4 @@
-// Writes small seed corpora: fuzz_seeds DIRECTORY makes DIRECTORY/{message,config,region,coordinator,resp}/*.
+// Writes small seed corpora: fuzz_seeds DIRECTORY makes DIRECTORY/TARGET/* for every target.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -116,6 +116,22 @@ void replies() {
   add("page_cut", static_cast<char>(0xff), "$240\r\nHICHERD1\x01\r\n");
 }
 
+// Lists of changes to a region's tables, see restart_fuzzer.cpp.
+void restarts() {
+  put("restart", "unchanged", std::string_view("\x00", 1));
+  put("restart", "unsealed", std::string_view("\x00\x00\x2c\x13\x00\x00\x00", 7));
+  put("restart", "sealed", std::string_view("\x01\x10\x2c\x03\x00\x00\x00\x20\x2c\xff\xff\xff\xff", 13));
+}
+
+// Lists of steps, see session_fuzzer.cpp: attach and register as both ranks, ask as a tool, leave.
+void sessions() {
+  put("session", "attach",
+      std::string_view("\x00\x00\x02\x00\x00\x00\x07\x00\x01\x03\x00\x02\x01\x00\x07\x00\x01\x05\x00\x00",
+                       20));
+  put("session", "tool", std::string_view("\x00\x01\x04\x01\x01\x00\x00\x07\x01\x01\x06\x01", 12));
+  put("session", "raw", std::string_view("\x00\x02\x01\x02\x03\x01\x02\x03\x04\x07\x02\x01", 12));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -129,4 +145,6 @@ int main(int argc, char** argv) {
   regions();
   steps();
   replies();
+  restarts();
+  sessions();
 }

@@ -39,6 +39,19 @@ bool exists(const std::string& path) {
 
 }  // namespace
 
+TEST_CASE("a limit of open files that its clients would exceed is refused at the start, with the remedy") {
+  TestDaemon daemon;
+  CHECK(daemon.stop() == 0);
+  const std::string command =
+      "ulimit -n 100; exec " + program("hicached") + " --config " + daemon.config_path() + " --foreground";
+  const auto run = run_program({"/bin/sh", "-c", command});
+  CHECK(run.status.exited_with(1));
+  CHECK(run.err.find("the limit of open files is 100, limits.clients 64 needs 320 at least") !=
+        std::string::npos);
+  CHECK(run.err.find("ulimit -n") != std::string::npos);
+  CHECK(shm_leftovers(daemon.name()).empty());
+}
+
 TEST_CASE(
     "a daemon announces itself with one line, makes a usable region, and takes everything away on SIGTERM") {
   TestDaemon daemon;

@@ -297,6 +297,7 @@ TEST_CASE("the C interface carries a page there and back through dlopen") {
   options.socket_path = socket.c_str();
   options.engine = "engine";
   options.spec = &spec;
+  options.reattach = 1;
   hicache_session* session = nullptr;
   const hicache_status attached = hicache_attach(&options, &session);
   INFO(hicache_last_error());
@@ -383,6 +384,22 @@ TEST_CASE("the C interface carries a page there and back through dlopen") {
           HICACHE_OK);
   REQUIRE(answer[0] == '{');
   REQUIRE(hicache_state(session) == HICACHE_OK);
+
+  // With `reattach` the session goes on with the next daemon, and finds its pages there.
+  const std::uint64_t first_life = info.instance_epoch;
+  daemon.kill9();
+  REQUIRE(eventually([&] { return hicache_state(session) == HICACHE_DAEMON_LOST; }));
+  daemon.start();
+  REQUIRE(eventually([&] { return hicache_state(session) == HICACHE_OK; }));
+  REQUIRE(hicache_session_get_info(session, &info) == HICACHE_OK);
+  REQUIRE(info.instance_epoch != first_life);
+  posted = hicache_reserve(session, 1, hashes, 3, 0, &ticket);
+  result = finish(posted, ticket);
+  REQUIRE(result.hits == 3);
+  std::memset(bytes, 0, 2 * kPages * piece);
+  posted = hicache_load(session, result.lease, 0, to, 3, 2, 2, 0, &ticket);
+  finish(posted, ticket);
+  REQUIRE(piece_of(1, to[2])[0] == 16 * 2 + 1 + 1);
   hicache_session_destroy(session);
   hicache_buffer_destroy(buffer);
 }

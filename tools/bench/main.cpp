@@ -196,6 +196,8 @@ int main(int argc, char** argv) {
   restart_command->add_option("--page-bytes", restart_options.page_bytes, "of a page")
       ->transform(CLI::AsSizeValue(false))
       ->default_str("64KiB");
+  restart_command->add_flag("--pinned", restart_options.pinned,
+                            "the daemon pins the pool for the GPUs of this machine");
   restart_command->add_option("--json", json, "write the results to this file, - for standard output");
   restart_command->callback([&] { rc = judged(run_restart(restart_options), json); });
 

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "hicache/client.hpp"
 #include "shm/clock.hpp"
 #include "tools/bench/bench_model.hpp"
 #include "tools/bench/daemon_process.hpp"
@@ -30,7 +31,25 @@ double ms_between(std::uint64_t from_ns, std::uint64_t to_ns) {
 Json daemon_config(const RestartOptions& options) {
   return Json{{"name", fmt::format("bench-restart-{}", ::getpid())},
               {"pool", {{"bytes", options.pool_bytes}, {"max_pages", options.pages + 1024}}},
+              {"cuda", {{"mode", options.pinned ? "at_start" : "off"}}},
               {"eviction", {{"high_watermark", 0.0}, {"low_watermark", 0.0}}}};
+}
+
+// Waits until the daemon has pinned its pool, and says when; an error when it will not.
+Result<std::uint64_t> await_pinning(const std::string& socket_path) {
+  const std::uint64_t limit_ns = monotonic_ns() + kPatienceNs;
+  for (;;) {
+    const auto answer = control(socket_path, {"status"});
+    if (!answer) return answer.error();
+    const Json cuda = Json::parse(*answer).at("cuda");
+    if (cuda.at("state") != "on")
+      return Error{Status::not_found, "CUDA is off: " + cuda.value("reason", std::string()), 0};
+    const std::string pinning = cuda.at("pinning");
+    if (pinning == "done") return monotonic_ns();
+    if (pinning == "failed" || monotonic_ns() > limit_ns)
+      return Error{Status::system_error, "the pool was not pinned: " + pinning, 0};
+    ::usleep(5000);
+  }
 }
 
 }  // namespace
@@ -51,6 +70,9 @@ Result<Json> run_restart(const RestartOptions& options) {
     return std::min(kPromptPages, options.pages - n * kPromptPages);
   };
   std::uint32_t written = 0;
+  if (options.pinned) {
+    if (const auto pinned = await_pinning((*daemon)->socket_path()); !pinned) return pinned.error();
+  }
   {
     auto rank = PromptRank::attach(rank_options, *spec, *memory);
     if (!rank) return rank.error();
@@ -90,6 +112,12 @@ Result<Json> run_restart(const RestartOptions& options) {
     wrong += reading->wrong_words;
   }
   if (interrupted()) return Error{Status::closed, "interrupted", 0};
+  Json to_pinned_ms;
+  if (options.pinned) {
+    const auto pinned = await_pinning((*daemon)->socket_path());
+    if (!pinned) return pinned.error();
+    to_pinned_ms = ms_between(ended_ns, *pinned);
+  }
   rank->reset();
   if (Outcome stopped = (*daemon)->stop(); !stopped) return stopped.error();
   const bool success = found == options.pages && wrong == 0 && first->hits == 1;
@@ -104,6 +132,8 @@ Result<Json> run_restart(const RestartOptions& options) {
   return Json{{"machine", Machine::here().json()},
               {"pool_bytes", options.pool_bytes},
               {"page_bytes", options.page_bytes},
+              {"pinned", options.pinned},
+              {"end_to_pinned_ms", to_pinned_ms},  // at most: looked at once all pages had been read
               {"pages_written", written},
               {"pages_found", found},
               {"verify_errors", wrong},

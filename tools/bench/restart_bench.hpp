@@ -13,6 +13,7 @@ struct RestartOptions {
   std::uint32_t pages = 50'000;
   std::uint64_t pool_bytes = 4 * kGiB;
   std::uint64_t page_bytes = 64 * kKiB;
+  bool pinned = false;  // the daemon pins the pool for every GPU at its start
 };
 
 // Fills a pool, kills the daemon, starts another one, and attaches until the first page has been loaded and

@@ -15,6 +15,7 @@
 #include <iterator>
 #include <sstream>
 
+#include "shm/cgroup_limit.hpp"
 #include "shm/fd.hpp"
 #include "shm/region.hpp"
 #include "shm/socket_path.hpp"
@@ -41,14 +42,6 @@ std::vector<std::string> lines_of(const std::string& text) {
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) lines.push_back(line);
   return lines;
-}
-
-std::optional<std::uint64_t> number(const std::string& text) {
-  try {
-    return std::stoull(text);
-  } catch (const std::exception&) {
-    return std::nullopt;
-  }
 }
 
 void measure_shm(const daemon::Config& config, const std::string& root, Machine& m) {
@@ -93,34 +86,10 @@ void measure_memory(const std::string& root, Machine& m) {
   }
 }
 
-// Takes the tightest limit between the group and the root. In a container the group's own path may not be
-// visible; then the mounted root stands for it.
-void tighten(const std::string& mount, std::string path, const std::string& file, Machine& m) {
-  for (;;) {
-    const std::string directory = mount + (path == "/" ? "" : path);
-    // "max", or nothing at the root: no limit. The old hierarchy says a number near 2^63.
-    const auto limit = number(read_text(directory + "/" + file));
-    if (limit && *limit < (1ull << 62) && *limit < m.cgroup_limit) {
-      m.cgroup_limit = *limit;
-      m.cgroup_path = directory + "/" + file;
-    }
-    if (path.empty() || path == "/") return;
-    path.resize(path.rfind('/'));
-  }
-}
-
 void measure_cgroup(const std::string& root, Machine& m) {
-  for (const std::string& line : lines_of(read_text(root + "/proc/self/cgroup"))) {
-    const auto first = line.find(':');
-    const auto second = line.find(':', first == std::string::npos ? first : first + 1);
-    if (second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    const std::string path = line.substr(second + 1);
-    if (controllers.empty()) tighten(root + "/sys/fs/cgroup", path, "memory.max", m);
-    if (("," + controllers + ",").find(",memory,") != std::string::npos) {
-      tighten(root + "/sys/fs/cgroup/memory", path, "memory.limit_in_bytes", m);
-    }
-  }
+  const CgroupMemoryLimit limit = cgroup_memory_limit(root);
+  m.cgroup_limit = limit.bytes;
+  m.cgroup_path = limit.path;
 }
 
 void measure_limits(const std::string& root, Machine& m) {

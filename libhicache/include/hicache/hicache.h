@@ -134,6 +134,10 @@ typedef struct {
   uint32_t tp_rank;
   uint32_t timeout_ms; /* for the whole attach; 0 = 10 s */
   const hicache_namespace* spec;
+  /* Not 0: when the daemon dies, a thread of the session attaches to the next one by itself and registers the
+   * same buffers again. The session goes on once the results of the lost one have been read. */
+  uint32_t reattach;
+  uint32_t reserved; /* 0 */
 } hicache_attach_options;
 
 typedef struct {
