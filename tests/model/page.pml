@@ -1,13 +1,17 @@
-/* A page's life (shm/page_word.hpp) under group writes of two ranks, with eviction, copies in flight, the death of a
- * rank at any step, and the death of the daemon between any two of its stores, recovery included.
+/* A page's life (shm/page_word.hpp) under group writes of two ranks, with leases, eviction, copies in flight, deadlines
+ * that pass at any step, the death of a rank at any step, and the death of the daemon between any two of its stores,
+ * recovery included.
  *
  * One pool slot and two page entries: every new page evicts the old one and reuses its slot, the dangerous case.
  *
  * Properties
  *   no page in two places   no slot belongs to two ready pages, or to a page and the free list; no key has two pages;
  *                           no copy lands in a slot that has been given back (assertions, and Watch at every step)
+ *   a lease holds           a page that a rank's lease pins is not evicted, and no lease outlives its rank
  *   every operation ends    each surviving rank gets an answer to each of its OPERATIONS writes, whoever dies when
  *                           (no invalid end state)
+ *
+ * Steps that change only what recovery makes anew are taken as one where nobody else could tell.
  *
  * -D names a fault that the check must find: see run.sh.
  */
@@ -15,7 +19,7 @@
 #define PAGES 2
 #define RANKS 2
 #define KEYS 2
-#define OPERATIONS 3
+#define OPERATIONS 2
 #define NONE 9
 
 #define FREE 0
@@ -39,6 +43,9 @@ bool broken;        /* the group lost a rank */
 /* Copies, by rank: the page they fill while they run, and whether their end was reported. */
 byte copy_page[RANKS] = NONE;
 bool landed[RANKS];
+
+/* Leases, by rank: the ready page that is pinned. */
+byte lease[RANKS] = NONE;
 
 /* The ranks' rings, reduced to counts. */
 byte posted[RANKS], ended[RANKS];
@@ -102,8 +109,15 @@ inline give_slot_back(p) {
   slot_free = true
 }
 
+#ifdef EVICT_PINNED
+#define PINNED(p) false
+#else
+#define PINNED(p) (lease[0] == p || lease[1] == p)
+#endif
+
 inline evict(p) {
   assert(state[p] == READY);
+  assert(lease[0] != p && lease[1] != p);
 #ifdef SLOT_BEFORE_STATE
   slot_free = true; /* the state would follow when the new page is complete */
   index_of[key[p]] = NONE
@@ -149,28 +163,32 @@ inline free_aborted(p) {
 
 /* Answers to every rank that takes part in the open operation. */
 inline end_operation() {
-  open = false;
-  if
-  :: accepted[0] == op && ended[0] < op -> ended[0] = op
-  :: else
-  fi;
-  if
-  :: accepted[1] == op && ended[1] < op -> ended[1] = op
-  :: else
-  fi
+  atomic {
+    open = false;
+    if
+    :: accepted[0] == op && ended[0] < op -> ended[0] = op
+    :: else
+    fi;
+    if
+    :: accepted[1] == op && ended[1] < op -> ended[1] = op
+    :: else
+    fi
+  }
 }
 
 /* The first rank's entry decides for the group: is the page there, and if not, where will it be? */
 inline decide() {
-  op = posted[r];
-  open = true;
-  page = NONE;
+  atomic {
+    op = posted[r];
+    open = true;
+    page = NONE
+  };
   if
-  :: index_of[op % KEYS] != NONE /* there already */
+  :: index_of[op % KEYS] != NONE -> lease[r] = index_of[op % KEYS] /* there already: pinned */
   :: else ->
      page = (state[0] == FREE -> 0 : 1);
      if
-     :: !slot_free && state[1 - page] == READY -> evict(1 - page)
+     :: !slot_free && state[1 - page] == READY && !PINNED(1 - page) -> evict(1 - page)
      :: else
      fi;
      if
@@ -180,11 +198,23 @@ inline decide() {
   fi
 }
 
+inline release() {
+  assert(state[lease[r]] == READY);
+  lease[r] = NONE
+}
+
+/* A rank lets go of its last lease before it asks for more. */
 inline take_entry() {
-  accepted[r] = posted[r];
+  atomic {
+    if
+    :: lease[r] != NONE -> release()
+    :: else
+    fi;
+    accepted[r] = posted[r]
+  };
   if
   :: broken -> ended[r] = posted[r] /* peer_lost */
-  :: !broken && posted[r] <= op && !open -> ended[r] = posted[r] /* decided and over before it came */
+  :: !broken && (posted[r] < op || (posted[r] == op && !open)) -> ended[r] = posted[r] /* over before it came */
   :: !broken && posted[r] == op && open -> copy_page[r] = page
   :: !broken && posted[r] > op ->
      decide();
@@ -196,13 +226,17 @@ inline take_entry() {
 }
 
 inline take_landing() {
-  landing = copy_page[r];
-  shards[landing] = shards[landing] | (1 << r);
-  copy_page[r] = NONE;
-  landed[r] = false;
+  atomic {
+    landing = copy_page[r];
+    shards[landing] = shards[landing] | (1 << r);
+    copy_page[r] = NONE;
+    landed[r] = false
+  };
   if
   :: state[landing] == FILLING && shards[landing] == 3 ->
      SET(landing, READY);
+     /* Pinned by the leases of those who wrote it, until they let go. */
+     lease[r] = landing;
 #ifdef SLOT_BEFORE_STATE
      if
      :: state[1 - landing] == READY -> holds_slot[1 - landing] = false; SET(1 - landing, FREE)
@@ -215,10 +249,23 @@ inline take_landing() {
   fi
 }
 
+/* The open operation's time is up: it ends for everybody, its copies go on. */
+inline take_deadline() {
+  abort_page(page);
+  if
+  :: !COPIES_OF(page) -> free_aborted(page)
+  :: else
+  fi;
+  end_operation()
+}
+
 /* A dead rank: fence it, break its group, end what can't complete. */
 inline take_death() {
   rank_gone[r] = true;
   broken = true;
+#ifndef LEASE_OF_THE_DEAD
+  lease[r] = NONE;
+#endif
   if
   :: open ->
      abort_page(page);
@@ -239,6 +286,7 @@ proctype Coordinator() {
   byte r, op, page = NONE, landing;
   byte accepted[RANKS];
   bool open;
+  bool expired; /* one deadline passes at most: more only make the search longer */
   {
     do
     :: WANTS(0) -> r = 0; take_entry()
@@ -247,7 +295,10 @@ proctype Coordinator() {
     :: landed[1] -> r = 1; take_landing()
     :: DEATH(0) -> r = 0; take_death()
     :: DEATH(1) -> r = 1; take_death()
-    :: DONE(0) && DONE(1) && copy_page[0] == NONE && copy_page[1] == NONE -> break
+    :: open && !expired -> expired = true; take_deadline()
+    :: ended[0] == OPERATIONS && lease[0] != NONE && !rank_gone[0] -> r = 0; release()
+    :: ended[1] == OPERATIONS && lease[1] != NONE && !rank_gone[1] -> r = 1; release()
+    :: DONE(0) && DONE(1) && copy_page[0] == NONE && copy_page[1] == NONE && lease[0] == NONE && lease[1] == NONE -> break
     od
   } unless {
     daemon_dead
@@ -262,6 +313,8 @@ proctype Recovery(bool may_die) {
 again:
   copy_page[0] = NONE;
   copy_page[1] = NONE;
+  lease[0] = NONE;
+  lease[1] = NONE;
   index_of[0] = NONE;
   index_of[1] = NONE;
   slot_free = true;

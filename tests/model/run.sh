@@ -22,7 +22,7 @@ search() {
   (
     cd "$directory"
     spin -a ${fault:+"-D$fault"} "$OLDPWD/$model.pml" >spin.log
-    cc "$optimise" -DSAFETY -o pan pan.c 2>cc.log
+    cc "$optimise" -DSAFETY -DCOLLAPSE -o pan pan.c 2>cc.log
     ./pan -m200000 >pan.log
     if grep -qE 'max search depth too small|out of memory|Search not completed' pan.log && ! grep -q '^pan:1' pan.log; then
       cat pan.log
@@ -72,6 +72,9 @@ must_find ring SEQUENCE_BEFORE_PAYLOAD "assertion violated"
 # no page in two places
 must_find page SLOT_BEFORE_STATE "assertion violated"
 must_find page FREE_BEFORE_LANDED "assertion violated"
+# a lease holds
+must_find page EVICT_PINNED "assertion violated"
+must_find page LEASE_OF_THE_DEAD "invalid end state"
 # every operation ends
 must_find page FORGET_SURVIVORS "invalid end state"
 
