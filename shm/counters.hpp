@@ -40,7 +40,7 @@ namespace hicache {
   X(stale_generation, "messages refused for an old generation")                                         \
   X(completion_ring_full, "turns in which a client was not served because its completions were unread") \
   X(quota_leases, "reserves refused because the group has limits.leases_per_group open leases")         \
-  X(quota_pages, "pages not pinned or not written because other groups are guaranteed the room")        \
+  X(quota_pages, "operations that got fewer pages because other groups are guaranteed the room")        \
   X(connections_refused, "connections refused by a limit or the allow-list of the socket")              \
   X(late_wakes, "time-outs that found work published more than 1 ms before")                            \
   X(parks, "times the coordinator went to sleep")                                                       \

@@ -100,6 +100,12 @@ struct Coordinator::Impl {
   void try_close(Lease& lease);
   // Bytes of the pool that the group may still pin, so that others find the room they are guaranteed.
   [[nodiscard]] std::uint64_t pin_room(const Group& group);
+  // Takes what a pin will cost out of that room; false, counted, when it does not fit. A page that is pinned
+  // already costs nothing.
+  bool take_room(std::uint64_t& room, std::uint64_t cost);
+  bool take_room(std::uint64_t& room, PageId page) {
+    return take_room(room, pages.word(page).pins == 0 ? pages.pin_cost(page) : 0);
+  }
   void close_finished_leases();
   void finish_load(const TransferDone& done, TransferOwner& owner);
   void quarantine(PageId page);

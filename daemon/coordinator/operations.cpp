@@ -206,13 +206,9 @@ void Coordinator::Impl::execute_reserve(Client& client, const Submission& submis
       std::uint64_t room = pin_room(group);
       std::uint32_t hits = 0;
       for (; hits < scratch_pages.size(); ++hits) {
-        const PageId page = scratch_pages[hits];
-        const std::uint64_t cost = pages.word(page).pins == 0 ? pages.pin_cost(page) : 0;
-        if (cost > room) break;
-        room -= cost;
-        leases.pin(*lease, hits, page);
+        if (!take_room(room, scratch_pages[hits])) break;
+        leases.pin(*lease, hits, scratch_pages[hits]);
       }
-      stats.add(Counter::quota_pages, scratch_pages.size() - hits);
       leases.set_hits(*lease, hits);
       HICACHE_CRASH_POINT(reserve_pinned);
       stats.add(Counter::reserves);
@@ -251,6 +247,15 @@ std::uint64_t Coordinator::Impl::pin_room(const Group& group) {
   const double each = config.limits.guaranteed_share / static_cast<double>(active.size());
   return leases.share().room(group.slot, active, pool_bytes,
                              static_cast<std::uint64_t>(each * static_cast<double>(pool_bytes)));
+}
+
+bool Coordinator::Impl::take_room(std::uint64_t& room, std::uint64_t cost) {
+  if (cost > room) {
+    stats.add(Counter::quota_pages);
+    return false;
+  }
+  room -= cost;
+  return true;
 }
 
 void Coordinator::Impl::poison(Lease& lease) {

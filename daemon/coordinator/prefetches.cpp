@@ -56,13 +56,14 @@ void Coordinator::Impl::decide_prefetch(Lease& lease, const Submission& submissi
   prefetches_in_flight.emplace(p.number, &p);
 
   // What is ready already counts as there. Everything behind it is not: a ready page's parent is ready.
+  std::uint64_t room = pin_room(groups.get(lease.group));
   std::uint32_t position = p.first;
   const std::uint32_t end = p.first + p.count;
   for (; position < end; ++position) {
     const PageId page = pages.find(lease.hashes[position], lease.namespace_id);
     if (!page || pages.state(page) != PageState::ready) break;
     if (!lease.pages[position]) {
-      if (!leases.can_pin(1)) break;
+      if (!leases.can_pin(1) || !take_room(room, page)) break;
       leases.pin(lease, position, page);
     }
     ++p.present;
@@ -137,6 +138,7 @@ void Coordinator::Impl::take_query_answer(Prefetch& p, std::size_t found) {
 void Coordinator::Impl::begin_fetching(Prefetch& p) {
   Lease& lease = *leases.find(p.lease).value();
   const Namespace& ns = namespaces.get(lease.namespace_id);
+  std::uint64_t room = pin_room(groups.get(lease.group));
   std::vector<PageId> to_read;
   PageId previous;
   if (p.begin > 0) previous = pages.find(lease.hashes[p.begin - 1], lease.namespace_id);
@@ -147,7 +149,7 @@ void Coordinator::Impl::begin_fetching(Prefetch& p) {
     PageId page = pages.find(lease.hashes[p.end], lease.namespace_id);
     if (page && pages.state(page) == PageState::ready) {
       if (!lease.pages[p.end]) {
-        if (!leases.can_pin(1)) break;
+        if (!leases.can_pin(1) || !take_room(room, page)) break;
         leases.pin(lease, p.end, page);
       }
       ++p.present;
@@ -161,6 +163,7 @@ void Coordinator::Impl::begin_fetching(Prefetch& p) {
       previous = page;
       continue;
     }
+    if (!take_room(room, pages.pin_cost(ns.size_class))) break;
     NewPage fresh;
     fresh.key = lease.hashes[p.end];
     fresh.namespace_id = lease.namespace_id;

@@ -88,11 +88,8 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
       ++write.present;
       stats.add(Counter::skipped_ready);
       if (lease.pages[position] && lease.pages[position] != present) leases.drop_pin(lease, position);
-      const std::uint64_t cost = pages.word(present).pins == 0 ? pages.pin_cost(present) : 0;
-      if (!lease.pages[position] && leases.can_pin(1) && cost <= room) {
+      if (!lease.pages[position] && leases.can_pin(1) && take_room(room, present))
         leases.pin(lease, position, present);
-        room -= cost;
-      }
       previous = present;
       continue;
     }
@@ -112,8 +109,7 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
     fresh.depth = previous ? pages.depth(previous) + 1 : 0;
     fresh.filler = lease.slot;
     if (previous) fresh.near = pages.offset(previous);
-    const bool fits = pages.pin_cost(ns.size_class) <= room;
-    if (!fits) stats.add(Counter::quota_pages);
+    const bool fits = take_room(room, pages.pin_cost(ns.size_class));
     // A parent that nobody pins must not be evicted to make room for its own child.
     if (previous) pages.pin(previous);
     const PageId page = fits && leases.can_pin(1) ? pages.allocate(fresh) : PageId::none();
@@ -128,7 +124,6 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
     slot.page = page;
     if (lease.pages[position]) leases.drop_pin(lease, position);  // one that was quarantined meanwhile
     leases.pin(lease, position, page);
-    room -= pages.pin_cost(ns.size_class);
     ++write.unresolved;
     previous = page;
   }
