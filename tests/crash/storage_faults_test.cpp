@@ -414,6 +414,45 @@ TEST_CASE("segment faults: a directory with many I/O errors is left alone, and u
   CHECK(status->code == 0);
 }
 
+TEST_CASE("segment faults: without the right to lock memory pages go unregistered, and that is said") {
+  const TempDir dir;
+  Json options = settings({dir.file("mine")});
+  options["engine"] = "io_uring";
+  {
+    StorageRig rig;
+    const std::string error = rig.make("file", options);
+    if (!error.empty()) {
+      WARN("not tested: " << error);
+      return;
+    }
+    const auto registered = [&] {
+      return rig.backend().health().text.find("registered buffers") != std::string::npos;
+    };
+    if (::geteuid() == 0) CHECK(eventually(registered));  // root may lock what it likes
+    rig.close();
+    fs::remove_all(dir.file("mine"));
+  }
+  if (::geteuid() == 0) REQUIRE(::chmod(dir.path().c_str(), 0777) == 0);
+  Child child = Child::run([&] {
+    const rlimit limit{64 * kKiB, 64 * kKiB};
+    if (::setrlimit(RLIMIT_MEMLOCK, &limit) != 0) return 1;
+    if (::geteuid() == 0 && (::setgid(65534) != 0 || ::setuid(65534) != 0)) return 2;
+    StorageRig rig;
+    if (!rig.make("file", options).empty()) return 3;
+    const auto ns = storage_namespace(600'000);
+    if (rig.put(ns, 0, 20) != 20) return 4;
+    const auto got = rig.get(ns, numbers(0, 20));
+    if (got.ok != 20 || got.wrong != 0) return 5;
+    const std::string text = rig.backend().health().text;
+    return text.find("buffers not registered") != std::string::npos && rig.backend().health().usable ? 0 : 6;
+  });
+  const auto status = child.wait();
+  REQUIRE(status);
+  INFO(child.error_text());
+  CHECK(status->signal == 0);
+  CHECK(status->code == 0);
+}
+
 TEST_CASE("segment faults: a directory that can't be used at all is refused with the reason") {
   StorageRig rig;
   const TempDir dir;

@@ -54,6 +54,17 @@ Key integer(std::string name, std::uint32_t low, std::uint32_t high, Member memb
           }};
 }
 
+template <class Member>
+Key text(std::string name, Member member) {
+  return {std::move(name), "a text of 1 to 512 bytes", [=](FileSettings& s, const Json& v) {
+            if (!v.is_string()) return false;
+            const auto& t = v.get_ref<const std::string&>();
+            if (t.empty() || t.size() > 512 || t.find('\0') != std::string::npos) return false;
+            member(s) = t;
+            return true;
+          }};
+}
+
 template <class Enum, class Member>
 Key one_of(std::string name, std::vector<std::pair<std::string_view, Enum>> names, Member member) {
   std::string expected;
@@ -87,7 +98,8 @@ bool set_directories(FileSettings& s, const Json& v) {
 
 const std::vector<Key>& keys() {
   static const std::vector<Key> table = {
-      one_of<FileFormat>("format", {{"segment", FileFormat::segment}}, HICACHE_MEMBER(format)),
+      one_of<FileFormat>("format", {{"segment", FileFormat::segment}, {"sglang", FileFormat::sglang}},
+                         HICACHE_MEMBER(format)),
       {"directories", "a list of 1 to 64 absolute paths", set_directories},
       bytes("capacity", 0, 1024 * kTiB, HICACHE_MEMBER(capacity_bytes)),
       bytes("min_free", 0, 1024 * kTiB, HICACHE_MEMBER(min_free_bytes)),
@@ -107,6 +119,17 @@ const std::vector<Key>& keys() {
          s.registered_buffers = v.get<bool>();
          return true;
        }},
+      text("sglang.model", HICACHE_MEMBER(sglang.model)),
+      text("sglang.dtype", HICACHE_MEMBER(sglang.dtype)),
+      integer("sglang.page_tokens", 1, 65536, HICACHE_MEMBER(sglang.page_tokens)),
+      one_of<PageLayout>("sglang.layout",
+                         {{"page_first", PageLayout::page_first},
+                          {"page_first_direct", PageLayout::page_first_direct},
+                          {"layer_first", PageLayout::layer_first}},
+                         HICACHE_MEMBER(sglang.layout)),
+      integer("sglang.pp_size", 1, 1024, HICACHE_MEMBER(sglang.pp_size)),
+      integer("sglang.pp_rank", 0, 1023, HICACHE_MEMBER(sglang.pp_rank)),
+      integer("sglang.threads", 1, 256, HICACHE_MEMBER(sglang.threads)),
   };
   return table;
 }
@@ -129,6 +152,27 @@ Outcome set_value(FileSettings& settings, const std::string& name, const Json& v
   return success();
 }
 
+Outcome check_sglang(const FileSettings& s) {
+  if (s.directories.size() != 1) {
+    return bad("directories", "a list of " + std::to_string(s.directories.size()),
+               "one directory with format \"sglang\"");
+  }
+  for (const auto& [name, missing] :
+       {std::pair{"model", s.sglang.model.empty()}, std::pair{"dtype", s.sglang.dtype.empty()},
+        std::pair{"page_tokens", s.sglang.page_tokens == 0}}) {
+    if (!missing) continue;
+    return Error{Status::invalid_argument,
+                 "storage.file.sglang." + std::string(name) +
+                     " is missing: the names of SGLang's files don't say it, so the directory is bound to it",
+                 0};
+  }
+  if (s.sglang.pp_rank >= s.sglang.pp_size) {
+    return bad("sglang.pp_rank", std::to_string(s.sglang.pp_rank),
+               "less than sglang.pp_size, " + std::to_string(s.sglang.pp_size));
+  }
+  return success();
+}
+
 Outcome check_segment(const FileSettings& s) {
   if (s.segment_bytes % kPoolAlignment != 0) {
     return bad("segment_bytes", std::to_string(s.segment_bytes), "a multiple of 4KiB");
@@ -147,13 +191,21 @@ Result<FileSettings> parse_file_settings(const Json& json) {
   FileSettings settings;
   if (!json.is_object()) return Error{Status::invalid_argument, "storage.file is no JSON object", 0};
   for (const auto& [name, value] : json.items()) {
+    if (name == "sglang" && value.is_object()) {
+      for (const auto& [leaf, inner] : value.items()) {
+        if (Outcome done = set_value(settings, "sglang." + leaf, inner); !done) return done.error();
+      }
+      continue;
+    }
     if (Outcome done = set_value(settings, name, value); !done) return done.error();
   }
   if (settings.directories.empty()) {
     return Error{Status::invalid_argument,
                  "storage.file.directories is missing, expected a list of 1 to 64 absolute paths", 0};
   }
-  if (Outcome checked = check_segment(settings); !checked) return checked.error();
+  const Outcome checked =
+      settings.format == FileFormat::sglang ? check_sglang(settings) : check_segment(settings);
+  if (!checked) return checked.error();
   return settings;
 }
 
