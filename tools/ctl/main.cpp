@@ -17,6 +17,7 @@
 #include "shm/socket_path.hpp"
 #include "shm/version.hpp"
 #include "tools/ctl/doctor.hpp"
+#include "tools/ctl/hash.hpp"
 #include "tools/ctl/tables.hpp"
 
 namespace hicache::ctl {
@@ -46,6 +47,8 @@ constexpr const char* kCommands =
     "\n"
     "hicache-ctl doctor [--config FILE] [--json] asks no daemon: it says what one will meet on this "
     "machine.\n"
+    "hicache-ctl hash --page-size P --tokens 1,2,... asks none either: the hashes of a prompt's pages and\n"
+    "their names in storage backends.\n"
     "\n"
     "Exit status: 0 done, 1 refused by the daemon, 2 wrong command line, 3 no answer from a daemon.";
 
@@ -150,6 +153,9 @@ int main(int argc, char** argv) {
   // With a further word it is a daemon of that name that is asked.
   if (argc >= 2 && std::string_view(argv[1]) == "doctor" && (argc == 2 || argv[2][0] == '-')) {
     return hicache::ctl::run_doctor(argc - 1, argv + 1);
+  }
+  if (argc >= 2 && std::string_view(argv[1]) == "hash" && (argc == 2 || argv[2][0] == '-')) {
+    return hicache::ctl::run_hash(argc - 1, argv + 1);
   }
   return hicache::ctl::start(argc, argv);
 }
