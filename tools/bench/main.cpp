@@ -18,6 +18,7 @@
 #include "tools/bench/replay.hpp"
 #include "tools/bench/report.hpp"
 #include "tools/bench/restart_bench.hpp"
+#include "tools/bench/storage_bench.hpp"
 #include "tools/bench/tree_bench.hpp"
 #ifdef HICACHE_CUDA
 #include "tools/bench/gpu/commands.hpp"
@@ -229,6 +230,38 @@ int main(int argc, char** argv) {
   chaos_command->add_option("--seed", chaos_options.seed, "of the killer's choices")->capture_default_str();
   chaos_command->add_option("--json", json, "write the results to this file, - for standard output");
   chaos_command->callback([&] { rc = judged(run_chaos(chaos_options), json); });
+
+  StorageBenchOptions storage_options;
+  std::vector<std::string> also;
+  CLI::App* storage_command = app.add_subcommand(
+      "storage", "write and read GB/s and CPU of the storage backends beside a bare copy to the same disk");
+  storage_command->add_option("--dir", storage_options.directory, "a directory on the disk to be measured")
+      ->required()
+      ->check(CLI::ExistingDirectory);
+  storage_command->add_option("--bytes", storage_options.bytes, "moved each way in a measurement")
+      ->transform(CLI::AsSizeValue(false))
+      ->default_str("512MiB");
+  storage_command->add_option("--page-bytes", storage_options.page_bytes, "sizes of pages")
+      ->transform(CLI::AsSizeValue(false))
+      ->delimiter(',')
+      ->default_str("128KiB,1MiB,4MiB");
+  storage_command->add_option("--repeats", storage_options.repeats, "of each measurement, in turn")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  storage_command->add_option("--engine", storage_options.engine, "of the files: auto, io_uring or threads")
+      ->check(CLI::IsMember({"auto", "io_uring", "threads"}))
+      ->capture_default_str();
+  storage_command->add_option("--also", also, "another backend: NAME={its settings as JSON}");
+  storage_command->add_option("--json", json, "write the results to this file, - for standard output");
+  storage_command->callback([&] {
+    for (const std::string& text : also) {
+      const auto at = text.find('=');
+      storage_options.also.emplace_back(text.substr(0, at),
+                                        at == std::string::npos ? "{}" : text.substr(at + 1));
+    }
+    rc = judged(run_storage(storage_options), json);
+  });
+
   TreeBenchOptions tree_options;
   CLI::App* tree_command = app.add_subcommand(
       "tree", "costs of the prefix tree by its number of leaves; with a trace, hit rates by policy");
