@@ -14,6 +14,8 @@ constexpr std::uint64_t kPieceAlignment = 8;
 constexpr std::size_t kAllocationWireBytes = 4 + 8;
 constexpr std::size_t kTensorWireBytes = 4 + 4 + 4 + 8 + 8 + 8;
 
+constexpr std::uint32_t kPoolShift = 16;  // of a tensor's pool in the word of its kind
+
 std::string_view name_of(TensorKind kind) {
   switch (kind) {
     case TensorKind::k:
@@ -22,12 +24,14 @@ std::string_view name_of(TensorKind kind) {
       return "v";
     case TensorKind::latent:
       return "latent";
+    case TensorKind::side:
+      return "side pool";
   }
   return "unknown kind";
 }
 
 bool known(TensorKind kind) {
-  return static_cast<std::uint32_t>(kind) <= static_cast<std::uint32_t>(TensorKind::latent);
+  return static_cast<std::uint32_t>(kind) <= static_cast<std::uint32_t>(TensorKind::side);
 }
 
 bool known(DeviceKind kind) {
@@ -90,6 +94,10 @@ std::size_t DeviceGeometry::descriptors() const {
 Outcome DeviceGeometry::validate(const NamespaceSpec& spec) const {
   if (auto outcome = spec.validate(); !outcome) return outcome;
   if (pages == 0) return refuse("geometry has 0 device pages, expected at least 1");
+  if (spec.has_states() != (states > 0)) {
+    return refuse("geometry has " + std::to_string(states) + " state slots, expected " +
+                  (spec.has_states() ? "at least 1 for the trailing pools" : "0 without a trailing pool"));
+  }
   if (allocations.empty() || allocations.size() > kMaxAllocations) {
     return refuse("geometry has " + std::to_string(allocations.size()) + " allocations, expected 1 to " +
                   std::to_string(kMaxAllocations));
@@ -108,10 +116,11 @@ Outcome DeviceGeometry::validate(const NamespaceSpec& spec) const {
       if (auto outcome = validate_cuda(allocations[i], i, allocations.front()); !outcome) return outcome;
     }
   }
-  const std::size_t wanted = std::size_t{spec.layers} * spec.kinds();
+  const std::size_t wanted = spec.tensors();
   if (tensors.size() != wanted) {
     return refuse("geometry has " + std::to_string(tensors.size()) + " tensors, expected " +
-                  std::to_string(wanted) + " (one per layer and kind)");
+                  std::to_string(wanted) + " (one per layer and kind" +
+                  (spec.side_pools.empty() ? ")" : ", and those of the side pools)"));
   }
   std::vector<bool> seen(wanted, false);
   for (std::size_t i = 0; i < tensors.size(); ++i) {
@@ -121,29 +130,36 @@ Outcome DeviceGeometry::validate(const NamespaceSpec& spec) const {
                     std::string(name_of(t.kind)) + "): " + std::string(field) + " is " +
                     std::to_string(value) + ", expected " + expected);
     };
+    const bool side = t.kind == TensorKind::side;
     const bool fits_attention = spec.attention == Attention::mha
                                     ? t.kind == TensorKind::k || t.kind == TensorKind::v
                                     : t.kind == TensorKind::latent;
-    if (!fits_attention) {
+    if (!fits_attention && !side) {
       return wrong("kind", static_cast<std::uint32_t>(t.kind),
                    spec.attention == Attention::mha ? "0 (k) or 1 (v)" : "2 (latent)");
     }
-    if (t.layer >= spec.layers) return wrong("layer", t.layer, "less than " + std::to_string(spec.layers));
-    const std::size_t place = (t.kind == TensorKind::v ? spec.layers : 0) + std::size_t{t.layer};
+    const std::size_t pools = side ? spec.side_pools.size() : 1;
+    if (t.pool >= pools) return wrong("pool", t.pool, "less than " + std::to_string(pools));
+    const std::uint32_t layers = side ? spec.side_pools[t.pool].layers : spec.layers;
+    if (t.layer >= layers) return wrong("layer", t.layer, "less than " + std::to_string(layers));
+    std::size_t place = (t.kind == TensorKind::v ? spec.layers : 0) + std::size_t{t.layer};
+    if (side) {
+      place += std::size_t{spec.layers} * spec.kinds();
+      for (std::size_t pool = 0; pool < t.pool; ++pool) place += spec.side_pools[pool].layers;
+    }
     if (seen[place]) return wrong("layer", t.layer, "each layer and kind once, this one came before");
     seen[place] = true;
     if (t.allocation >= allocations.size()) {
       return wrong("allocation", t.allocation, "less than " + std::to_string(allocations.size()));
     }
-    if (t.page_bytes != spec.piece_bytes()) {
-      return wrong("page_bytes", t.page_bytes, std::to_string(spec.piece_bytes()));
-    }
+    const std::uint64_t piece = side ? spec.side_pools[t.pool].piece_bytes : spec.piece_bytes();
+    if (t.page_bytes != piece) return wrong("page_bytes", t.page_bytes, std::to_string(piece));
     if (t.page_stride < t.page_bytes) {
       return wrong("page_stride", t.page_stride, "at least page_bytes " + std::to_string(t.page_bytes));
     }
     if (t.offset % kPieceAlignment != 0) return wrong("offset", t.offset, "a multiple of 8");
     if (t.page_stride % kPieceAlignment != 0) return wrong("page_stride", t.page_stride, "a multiple of 8");
-    const auto end = end_of(t, pages);
+    const auto end = end_of(t, holds_states(spec, t) ? states : pages);
     const std::uint64_t bytes = allocations[t.allocation].bytes;
     if (!end) return wrong("offset", t.offset, "an end of the last page that fits 64 bits");
     if (*end > bytes) {
@@ -157,6 +173,7 @@ Outcome DeviceGeometry::validate(const NamespaceSpec& spec) const {
 
 void DeviceGeometry::encode(WireWriter& out) const {
   out.integer(pages);
+  out.integer(states);
   out.integer(static_cast<std::uint32_t>(allocations.size()));
   for (const DeviceAllocation& a : allocations) {
     out.integer(static_cast<std::uint32_t>(a.kind));
@@ -172,7 +189,8 @@ void DeviceGeometry::encode(WireWriter& out) const {
   for (const DeviceTensor& t : tensors) {
     out.integer(t.allocation);
     out.integer(t.layer);
-    out.integer(static_cast<std::uint32_t>(t.kind));
+    // One word for both: the largest geometry has to fit one message.
+    out.integer(static_cast<std::uint32_t>(t.kind) | (t.pool << kPoolShift));
     out.integer(t.offset);
     out.integer(t.page_stride);
     out.integer(t.page_bytes);
@@ -182,6 +200,7 @@ void DeviceGeometry::encode(WireWriter& out) const {
 DeviceGeometry DeviceGeometry::decode(WireReader& in) {
   DeviceGeometry g;
   g.pages = in.integer<std::uint32_t>();
+  g.states = in.integer<std::uint32_t>();
   g.allocations.resize(in.count(kMaxAllocations, kAllocationWireBytes));
   for (DeviceAllocation& a : g.allocations) {
     a.kind = static_cast<DeviceKind>(in.integer<std::uint32_t>());
@@ -199,7 +218,9 @@ DeviceGeometry DeviceGeometry::decode(WireReader& in) {
   for (DeviceTensor& t : g.tensors) {
     t.allocation = in.integer<std::uint32_t>();
     t.layer = in.integer<std::uint32_t>();
-    t.kind = static_cast<TensorKind>(in.integer<std::uint32_t>());
+    const auto kind_and_pool = in.integer<std::uint32_t>();
+    t.kind = static_cast<TensorKind>(kind_and_pool & ((1u << kPoolShift) - 1));
+    t.pool = kind_and_pool >> kPoolShift;
     t.offset = in.integer<std::uint64_t>();
     t.page_stride = in.integer<std::uint64_t>();
     t.page_bytes = in.integer<std::uint64_t>();

@@ -15,7 +15,7 @@
 
 namespace hicache {
 
-enum class TensorKind : std::uint32_t { k = 0, v = 1, latent = 2 };
+enum class TensorKind : std::uint32_t { k = 0, v = 1, latent = 2, side = 3 };
 enum class DeviceKind : std::uint32_t { host = 1, cuda = 2 };
 
 // How a CUDA allocation travels to the daemon.
@@ -44,24 +44,27 @@ struct DeviceAllocation {
   }
 };
 
-// Page p of the tensor lies at offset + p * page_stride in its allocation and has page_bytes bytes.
+// Page p of the tensor lies at offset + p * page_stride in its allocation and has page_bytes bytes. In a
+// tensor of a trailing pool it is state slot p.
 struct DeviceTensor {
   std::uint32_t allocation = 0;
-  std::uint32_t layer = 0;  // 0-based within this pipeline stage
+  std::uint32_t layer = 0;  // 0-based within this pipeline stage, or within the side pool
   TensorKind kind = TensorKind::k;
   std::uint64_t offset = 0;
   std::uint64_t page_stride = 0;
   std::uint64_t page_bytes = 0;
+  std::uint32_t pool = 0;  // side: index in the namespace's side_pools; else 0
 };
 
 struct DeviceGeometry {
   std::vector<DeviceAllocation> allocations;
   std::vector<DeviceTensor> tensors;
-  std::uint32_t pages = 0;  // device pages in every tensor
+  std::uint32_t pages = 0;   // device pages in every tensor but those of trailing pools
+  std::uint32_t states = 0;  // state slots in every tensor of the trailing pools; 0 when there are none
 
   // Checks the geometry against the namespace and every tensor against its allocation's size: each (layer,
-  // kind) of the namespace exactly once, nothing outside, no overflow. Names the first tensor and field that
-  // is wrong. All allocations are of one kind, CUDA ones on one GPU.
+  // kind) of the namespace and of its side pools exactly once, nothing outside, no overflow. Names the first
+  // tensor and field that is wrong. All allocations are of one kind, CUDA ones on one GPU.
   [[nodiscard]] Outcome validate(const NamespaceSpec& spec) const;
 
   // Descriptors that travel beside the message.
@@ -73,11 +76,27 @@ struct DeviceGeometry {
   static DeviceGeometry decode(WireReader& in);
 };
 
+// True for tensors whose pages are state slots.
+inline bool holds_states(const NamespaceSpec& spec, const DeviceTensor& tensor) {
+  return tensor.kind == TensorKind::side && spec.side_pools[tensor.pool].rule == HitRule::trailing_pages;
+}
+
+// The layer with which a tensor is announced. A side pool with as many layers as there are KV layers goes
+// layer by layer with them; any other is complete before the first layer is.
+inline std::uint32_t announced_with(const NamespaceSpec& spec, const DeviceTensor& tensor) {
+  const bool alike = tensor.kind != TensorKind::side || spec.side_pools[tensor.pool].layers == spec.layers;
+  return alike ? tensor.layer : 0;
+}
+
 // Offset of a tensor's piece inside a shard of a host page: kinds one after the other, layers inside (the
-// order of page_first_direct, so that a shard's bytes equal SGLang's flat page).
+// order of page_first_direct, so that a shard's KV bytes equal SGLang's flat page), then the side pools.
 inline std::uint64_t shard_piece_offset(const NamespaceSpec& spec, std::uint32_t layer, TensorKind kind) {
   const std::uint64_t half = kind == TensorKind::v ? spec.layers : 0;
   return (half + layer) * spec.piece_bytes();
+}
+inline std::uint64_t shard_piece_offset(const NamespaceSpec& spec, const DeviceTensor& tensor) {
+  if (tensor.kind != TensorKind::side) return shard_piece_offset(spec, tensor.layer, tensor.kind);
+  return spec.side_pool_offset(tensor.pool) + tensor.layer * spec.side_pools[tensor.pool].piece_bytes;
 }
 
 }  // namespace hicache

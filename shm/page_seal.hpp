@@ -19,7 +19,9 @@ inline std::uint64_t page_seal(const PageEntry& page) {
     hash ^= hash >> 28;
   };
   for (const A64& word : page.key) add(word.load(relaxed));
-  add(PageWord::decode(page.word.load(relaxed)).generation.value);
+  const PageWord word = PageWord::decode(page.word.load(relaxed));
+  add(word.generation.value);
+  if ((word.flags & PageWord::kStates) != 0) add(PageWord::kStates);
   add(page.namespace_id.load(relaxed));
   add(page.pool_offset.load(relaxed));
   add(page.parent.load(relaxed));

@@ -71,7 +71,8 @@ struct PageWord {
   static constexpr std::uint8_t kQuarantined =
       2;  // its bytes were found wrong: evicting for as long as the daemon lives
   static constexpr std::uint8_t kStoring = 4;  // storage reads its bytes: it is neither evicted nor freed
-  static constexpr std::uint8_t kKnownFlags = kDirty | kQuarantined | kStoring;
+  static constexpr std::uint8_t kStates = 8;   // it carries the states of its namespace's trailing pools
+  static constexpr std::uint8_t kKnownFlags = kDirty | kQuarantined | kStoring | kStates;
 
   PageState state = PageState::free;
   std::uint8_t flags = 0;

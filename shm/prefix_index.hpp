@@ -58,10 +58,13 @@ class IndexReader {
   explicit IndexReader(const ConstTables& tables, std::uint64_t seed)
       : buckets_(tables.index), pages_(tables.pages), seed_(seed), mask_(tables.index.size() - 1) {}
 
-  // How many leading hashes are present and ready. No system call, no store. Cost: about two cache misses a
-  // page, overlapped by prefetching kBatch pages ahead.
-  [[nodiscard]] ProbeResult probe(std::span<const PrefixHash> hashes, NamespaceId ns) const {
+  // How many leading hashes are present and ready; with `states` only as far as the last one that carries
+  // states. No system call, no store. Cost: about two cache misses a page, overlapped by prefetching kBatch
+  // pages ahead.
+  [[nodiscard]] ProbeResult probe(std::span<const PrefixHash> hashes, NamespaceId ns,
+                                  bool states = false) const {
     ProbeResult result;
+    std::uint32_t leading = 0;
     for (std::size_t base = 0; base < hashes.size(); base += kBatch) {
       const std::size_t n = std::min(kBatch, hashes.size() - base);
       std::array<std::uint64_t, kBatch> bucket;
@@ -77,7 +80,11 @@ class IndexReader {
       for (std::size_t i = 0; i < n; ++i) {
         switch (find(hashes[base + i], ns, bucket[i])) {
           case Found::yes:
-            ++result.leading;
+            ++leading;
+            if (!states) result.leading = leading;
+            break;
+          case Found::with_states:
+            result.leading = ++leading;
             break;
           case Found::no:
             return result;
@@ -94,7 +101,7 @@ class IndexReader {
   static constexpr std::size_t kBatch = 32;
   static constexpr int kRetries = 16;
   static constexpr int kMaxSteps = 4096;  // a longer chain is damage, not load
-  enum class Found { yes, no, busy };
+  enum class Found { yes, with_states, no, busy };
 
   [[nodiscard]] Found find(const PrefixHash& hash, NamespaceId ns, std::uint64_t bucket) const {
     for (int attempt = 0; attempt < kRetries; ++attempt) {
@@ -110,7 +117,9 @@ class IndexReader {
           std::atomic_thread_fence(std::memory_order_acquire);  // SYNC page-word
           const PageWord now = PageWord::decode(page.word.load(std::memory_order_relaxed));
           const PageWord before = PageWord::decode(word);
-          if (now.generation == before.generation && before.readable() && now.readable()) return Found::yes;
+          if (now.generation == before.generation && before.readable() && now.readable()) {
+            return (now.flags & PageWord::kStates) != 0 ? Found::with_states : Found::yes;
+          }
           break;  // right key but not ready, or it changed under us: the version decides whether to look
                   // again
         }

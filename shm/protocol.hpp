@@ -118,7 +118,7 @@ constexpr std::string_view to_string(Opcode op) {
 struct Submission {
   std::uint64_t user_data = 0;  // comes back in the completion, never interpreted
   Opcode opcode = Opcode::none;
-  std::uint8_t flags = 0;  // none defined: must be 0
+  std::uint8_t flags = 0;  // kWithStates for write and load, else 0
   std::uint16_t reserved0 = 0;
   std::uint32_t deadline_ms = 0;  // 0 = the daemon's default
   std::uint64_t sequence_or_lease = 0;
@@ -133,6 +133,9 @@ struct Submission {
   std::uint64_t reserved2 = 0;
 
   static constexpr std::uint32_t kNoFence = 0xffffffffu;
+  // Behind the list of device pages comes one of state slots, as long: where the states of the trailing pools
+  // lie that belong to each page, or kNone32.
+  static constexpr std::uint8_t kWithStates = 1;
 };
 static_assert(sizeof(Submission) == 56);
 
@@ -147,7 +150,9 @@ struct Completion {
   std::uint32_t hits = 0;
   std::uint64_t lease = 0;    // reserve: the lease; else the lease named in the submission
   std::uint32_t written = 0;  // write: pages this operation published; prefetch: pages that came
-  std::uint32_t present = 0;  // write, prefetch: pages that were ready already
+  // write, prefetch: pages that were ready already; reserve: leading pages present, whether a hit may end with
+  // them or not
+  std::uint32_t present = 0;
   std::uint32_t filling = 0;  // write: pages another lease is filling; check_prefetch: pages still to come
   std::uint32_t dropped = 0;  // write, prefetch: pages not kept
   std::uint64_t operation_sequence = 0;  // the daemon's global sequence of the submission

@@ -15,20 +15,21 @@ class WireWriter {
  public:
   template <class T>
   requires std::is_integral_v<T>
-  void integer(T v) {
-    const auto at = bytes_.size();
-    bytes_.resize(at + sizeof v);
-    std::memcpy(bytes_.data() + at, &v, sizeof v);
-  }
+  void integer(T v) { append(&v, sizeof v); }
   void text(std::string_view s) {
     integer(static_cast<std::uint32_t>(s.size()));
-    bytes_.insert(bytes_.end(), s.begin(), s.end());
+    append(s.data(), s.size());
   }
-  void raw(std::span<const std::uint8_t> b) { bytes_.insert(bytes_.end(), b.begin(), b.end()); }
+  void raw(std::span<const std::uint8_t> b) { append(b.data(), b.size()); }
   [[nodiscard]] const std::vector<std::uint8_t>& bytes() const { return bytes_; }
   [[nodiscard]] std::vector<std::uint8_t> take() { return std::move(bytes_); }
 
  private:
+  void append(const void* from, std::size_t n) {
+    const auto at = bytes_.size();
+    bytes_.resize(at + n);
+    if (n > 0) std::memcpy(bytes_.data() + at, from, n);
+  }
   std::vector<std::uint8_t> bytes_;
 };
 

@@ -110,15 +110,14 @@ struct Coordinator::Impl {
   void finish_load(const TransferDone& done, TransferOwner& owner);
   void quarantine(PageId page);
   [[nodiscard]] std::uint64_t deadline_of(const Submission& submission) const;
-  // Copies a list of device pages out of the arena, once. False when one is not among the rank's pages.
-  bool read_device_pages(const Client& client, const Submission& submission,
-                         std::vector<DevicePage>& out) const;
+  // Copies the lists of device pages and, where they are named, of state slots out of the arena, once. False
+  // when one is not among the rank's.
+  bool read_device_pages(const Client& client, const Submission& submission);
 
   // --- writes.cpp
   void execute_write(Client& client, const Submission& submission, std::uint64_t sequence);
   GroupWrite& decide_write(Lease& lease, const Submission& submission);
-  void start_rank_copy(Client& client, Lease& lease, GroupWrite& write, const Submission& submission,
-                       std::span<const DevicePage> device_pages);
+  void start_rank_copy(Client& client, Lease& lease, GroupWrite& write, const Submission& submission);
   void finish_rank_copy(const TransferDone& done, const TransferOwner& owner);
   void publish_from(PageId page);
   void give_up(PageId page);
@@ -249,6 +248,7 @@ struct Coordinator::Impl {
   std::vector<CoordinatorRequest> taken;  // reused
   std::vector<PageId> scratch_pages;
   std::vector<DevicePage> scratch_device_pages;
+  std::vector<DevicePage> scratch_states;  // as many; none where the submission names no state slot
   std::vector<PrefixHash> scratch_hashes;
 
   std::atomic<bool> stopping{false};

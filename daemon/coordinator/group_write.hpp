@@ -15,7 +15,8 @@ namespace hicache::daemon {
 // One page of the range. status: ok once published, exists / busy / dropped as decided, again while it is
 // being filled.
 struct WritePage {
-  PageId page;  // only pages that this operation allocated
+  PageId page;          // only pages that this operation allocated
+  bool states = false;  // it comes with the states of the trailing pools
   Status status = Status::again;
 };
 

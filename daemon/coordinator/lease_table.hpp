@@ -29,6 +29,7 @@ struct Lease {
   std::vector<PrefixHash> hashes;
   std::vector<PageId> pages;  // by position in the request; none = not pinned by this lease
   std::uint32_t hits = 0;
+  std::uint32_t present = 0;  // leading pages that were ready; more than hits where the rest lacks states
   std::vector<std::unique_ptr<GroupWrite>> writes;
   std::unique_ptr<Prefetch> prefetch;
   std::uint32_t loads_in_flight = 0;

@@ -41,7 +41,9 @@ void Coordinator::Impl::answer(Client& client, const Submission& submission, std
 Status Coordinator::Impl::check(const Client& client, const Submission& s) const {
   if (static_cast<std::uint8_t>(s.opcode) >= kOpcodeCount || s.opcode == Opcode::none)
     return Status::invalid_argument;
-  if (s.flags != 0 || s.reserved0 != 0 || s.reserved1 != 0 || s.reserved2 != 0)
+  const bool may_have_states = s.opcode == Opcode::write || s.opcode == Opcode::load;
+  const std::uint8_t known_flags = may_have_states ? Submission::kWithStates : 0;
+  if ((s.flags & ~known_flags) != 0 || s.reserved0 != 0 || s.reserved1 != 0 || s.reserved2 != 0)
     return Status::invalid_argument;
   const bool has_list = s.opcode == Opcode::reserve || s.opcode == Opcode::write || s.opcode == Opcode::load;
   if (s.opcode == Opcode::prefetch) {
@@ -72,7 +74,8 @@ Status Coordinator::Impl::check(const Client& client, const Submission& s) const
   const std::uint64_t bytes_per_page = s.opcode == Opcode::reserve ? sizeof(PrefixHash)
                                        : s.opcode == Opcode::write ? 2 * sizeof(std::uint32_t)
                                                                    : sizeof(std::uint32_t);
-  const std::uint64_t bytes = s.count * bytes_per_page;
+  const std::uint64_t states = (s.flags & Submission::kWithStates) != 0 ? sizeof(std::uint32_t) : 0;
+  const std::uint64_t bytes = s.count * (bytes_per_page + states);
   if (s.arena_offset % 8 != 0 || bytes > client.geometry.arena_bytes ||
       s.arena_offset > client.geometry.arena_bytes - bytes) {
     return Status::invalid_argument;
@@ -203,12 +206,17 @@ void Coordinator::Impl::execute_reserve(Client& client, const Submission& submis
       HICACHE_CRASH_POINT(reserve_opened);
       scratch_pages.clear();
       pages.find_leading_ready(lease->hashes, lease->namespace_id, scratch_pages);
+      lease->present = static_cast<std::uint32_t>(scratch_pages.size());
       std::uint64_t room = pin_room(group);
-      std::uint32_t hits = 0;
-      for (; hits < scratch_pages.size(); ++hits) {
-        if (!take_room(room, scratch_pages[hits])) break;
-        leases.pin(*lease, hits, scratch_pages[hits]);
+      std::size_t fitting = 0;
+      while (fitting < scratch_pages.size() && take_room(room, scratch_pages[fitting])) ++fitting;
+      scratch_pages.resize(fitting);
+      // Where states are needed, a prefix can only be continued behind a page that carries them.
+      if (namespaces.get(lease->namespace_id).spec.has_states()) {
+        while (!scratch_pages.empty() && !pages.has_states(scratch_pages.back())) scratch_pages.pop_back();
       }
+      for (std::uint32_t i = 0; i < scratch_pages.size(); ++i) leases.pin(*lease, i, scratch_pages[i]);
+      const auto hits = static_cast<std::uint32_t>(scratch_pages.size());
       leases.set_hits(*lease, hits);
       HICACHE_CRASH_POINT(reserve_pinned);
       stats.add(Counter::reserves);
@@ -224,6 +232,7 @@ void Coordinator::Impl::execute_reserve(Client& client, const Submission& submis
   c.opcode = Opcode::reserve;
   c.lease = lease->id().value;
   c.hits = lease->hits;
+  c.present = lease->present;
   c.operation_sequence = sequence;
   complete(client, c);
 }
@@ -269,14 +278,21 @@ void Coordinator::Impl::poison(Lease& lease) {
   if (lease.prefetch && !lease.prefetch->ended) end_prefetch(*lease.prefetch, Status::poisoned);
 }
 
-bool Coordinator::Impl::read_device_pages(const Client& client, const Submission& submission,
-                                          std::vector<DevicePage>& out) const {
+bool Coordinator::Impl::read_device_pages(const Client& client, const Submission& submission) {
   static_assert(sizeof(DevicePage) == sizeof(std::uint32_t));
-  out.resize(submission.count);
-  std::memcpy(static_cast<void*>(out.data()), client.arena + submission.arena_offset,
-              submission.count * sizeof(DevicePage));
-  const std::uint32_t limit = client.memory->geometry.pages;
-  return std::all_of(out.begin(), out.end(), [limit](DevicePage page) { return page.value < limit; });
+  const std::size_t bytes = submission.count * sizeof(DevicePage);
+  const DeviceGeometry& geometry = client.memory->geometry;
+  scratch_device_pages.resize(submission.count);
+  std::memcpy(static_cast<void*>(scratch_device_pages.data()), client.arena + submission.arena_offset, bytes);
+  scratch_states.assign(submission.count, DevicePage::none());
+  if ((submission.flags & Submission::kWithStates) != 0) {
+    std::memcpy(static_cast<void*>(scratch_states.data()), client.arena + submission.arena_offset + bytes,
+                bytes);
+  }
+  return std::all_of(scratch_device_pages.begin(), scratch_device_pages.end(),
+                     [&](DevicePage page) { return page.value < geometry.pages; }) &&
+         std::all_of(scratch_states.begin(), scratch_states.end(),
+                     [&](DevicePage slot) { return slot.is_none() || slot.value < geometry.states; });
 }
 
 // Pages that all ranks need, when the ranks' memory is on several devices.
@@ -308,7 +324,7 @@ void Coordinator::Impl::execute_load(Client& client, const Submission& submissio
   if (lease.poisoned()) return refuse(Status::poisoned);
   if (client.memory == nullptr) return refuse(Status::not_permitted);
   const std::uint64_t end = std::uint64_t{submission.first} + submission.count;
-  if (end > lease.pages.size() || !read_device_pages(client, submission, scratch_device_pages)) {
+  if (end > lease.pages.size() || !read_device_pages(client, submission)) {
     return refuse(Status::invalid_argument);
   }
   const NamespaceSpec& spec = client.memory->spec;
@@ -317,9 +333,11 @@ void Coordinator::Impl::execute_load(Client& client, const Submission& submissio
   for (std::uint32_t i = 0; i < submission.count; ++i) {
     const PageId page = lease.pages[submission.first + i];
     if (!page || pages.state(page) != PageState::ready) return refuse(Status::not_found);
+    if (scratch_states[i] && !pages.has_states(page)) return refuse(Status::not_found);
     transfer.pages.push_back(
         PagePair{scratch_device_pages[i],
-                 PoolOffset{pages.offset(page).value + client.memory->shard * spec.shard_stride()}});
+                 PoolOffset{pages.offset(page).value + client.memory->shard * spec.shard_stride()},
+                 scratch_states[i]});
   }
   transfer.id = TransferId{++next_number};
   transfer.memory = client.memory;

@@ -33,8 +33,9 @@ struct NewPage {
   PageId parent;  // none for a request's first page
   std::uint32_t depth = 0;
   LeaseSlot filler;
-  PoolOffset near;    // slot of the previous page of the request, or none
-  bool dirty = true;  // no storage is known to hold it
+  PoolOffset near;      // slot of the previous page of the request, or none
+  bool dirty = true;    // no storage is known to hold it
+  bool states = false;  // it is written with the states of its trailing pools
 };
 
 // Who filled a page.
@@ -113,6 +114,7 @@ class PageTable {
     return PageWord::decode(entries_[page.value].word.load(std::memory_order_relaxed));
   }
   [[nodiscard]] PageState state(PageId page) const { return word(page).state; }
+  [[nodiscard]] bool has_states(PageId page) const { return (word(page).flags & PageWord::kStates) != 0; }
   [[nodiscard]] PoolOffset offset(PageId page) const {
     return PoolOffset{entries_[page.value].pool_offset.load(std::memory_order_relaxed)};
   }

@@ -17,14 +17,18 @@ void Coordinator::Impl::execute_write(Client& client, const Submission& submissi
   if (lease.poisoned()) return answer(client, submission, sequence, Status::poisoned);
   if (client.memory == nullptr) return answer(client, submission, sequence, Status::not_permitted);
   const std::uint64_t end = std::uint64_t{submission.first} + submission.count;
-  if (end > lease.pages.size() || !read_device_pages(client, submission, scratch_device_pages)) {
+  if (end > lease.pages.size() || !read_device_pages(client, submission)) {
     return answer(client, submission, sequence, Status::invalid_argument);
   }
-  // The same range posted by the other ranks is this operation; another range that overlaps it is not what
-  // they do.
+  // The same range posted by the other ranks, with states of the same pages, is this operation; another range
+  // that overlaps it is not what they do.
   GroupWrite* write = nullptr;
   for (auto& other : lease.writes) {
-    const bool same = other->first == submission.first && other->pages.size() == submission.count;
+    const bool same = other->first == submission.first && other->pages.size() == submission.count &&
+                      std::equal(scratch_states.begin(), scratch_states.end(), other->pages.begin(),
+                                 [](DevicePage slot, const WritePage& page) {
+                                   return page.states == static_cast<bool>(slot);
+                                 });
     const bool apart = end <= other->first || submission.first >= other->first + other->pages.size();
     if (same) {
       write = other.get();
@@ -48,9 +52,10 @@ void Coordinator::Impl::execute_write(Client& client, const Submission& submissi
   rank.client_generation = client.generation;
   rank.user_data = submission.user_data;
   rank.operation_sequence = sequence;
-  rank.results_at = submission.arena_offset + std::uint64_t{submission.count} * sizeof(std::uint32_t);
+  const std::uint64_t lists = (submission.flags & Submission::kWithStates) != 0 ? 2 : 1;
+  rank.results_at = submission.arena_offset + lists * submission.count * sizeof(std::uint32_t);
   if (write->ended) return answer_participant(*write, rank);
-  start_rank_copy(client, lease, *write, submission, scratch_device_pages);
+  start_rank_copy(client, lease, *write, submission);
   end_write_if_resolved(*write);
 }
 
@@ -76,6 +81,7 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
   for (std::uint32_t i = 0; i < submission.count; ++i) {
     const std::uint32_t position = submission.first + i;
     WritePage& slot = write.pages[i];
+    slot.states = static_cast<bool>(scratch_states[i]);
     if (broken_chain) {
       slot.status = Status::dropped;
       ++write.dropped;
@@ -109,6 +115,7 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
     fresh.depth = previous ? pages.depth(previous) + 1 : 0;
     fresh.filler = lease.slot;
     if (previous) fresh.near = pages.offset(previous);
+    fresh.states = slot.states;
     const bool fits = take_room(room, pages.pin_cost(ns.size_class));
     // A parent that nobody pins must not be evicted to make room for its own child.
     if (previous) pages.pin(previous);
@@ -133,8 +140,7 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
 }
 
 void Coordinator::Impl::start_rank_copy(Client& client, Lease& lease, GroupWrite& write,
-                                        const Submission& submission,
-                                        std::span<const DevicePage> device_pages) {
+                                        const Submission& submission) {
   const RankMemory& memory = *client.memory;
   const std::uint32_t tp_size = groups.get(lease.group).tp_size;
   // MLA: every rank holds the same bytes, so each page is written by one rank, spread over the group.
@@ -148,8 +154,9 @@ void Coordinator::Impl::start_rank_copy(Client& client, Lease& lease, GroupWrite
     if (shared_shard && spread.way_of(i) != client.tp_rank) continue;
     rank.positions.push_back(i);
     transfer.pages.push_back(
-        PagePair{device_pages[i],
-                 PoolOffset{pages.offset(slot.page).value + memory.shard * memory.spec.shard_stride()}});
+        PagePair{scratch_device_pages[i],
+                 PoolOffset{pages.offset(slot.page).value + memory.shard * memory.spec.shard_stride()},
+                 scratch_states[i]});
   }
   if (transfer.pages.empty()) return;
   transfer.id = TransferId{++next_number};

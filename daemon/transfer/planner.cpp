@@ -13,6 +13,7 @@ namespace {
 // page_stride, in a host page at the page's offset + host.
 struct Block {
   std::uint32_t allocation = 0;
+  bool states = false;  // of pages' states: device pages are state slots
   std::uint32_t first_layer = 0;
   std::uint32_t last_layer = 0;
   std::uint64_t device = 0;
@@ -32,11 +33,12 @@ struct Block {
 Block block_of(const NamespaceSpec& spec, const DeviceTensor& tensor) {
   Block block;
   block.allocation = tensor.allocation;
-  block.first_layer = tensor.layer;
-  block.last_layer = tensor.layer;
+  block.states = holds_states(spec, tensor);
+  block.first_layer = announced_with(spec, tensor);
+  block.last_layer = block.first_layer;
   block.device = tensor.offset;
   block.page_stride = tensor.page_stride;
-  block.host = shard_piece_offset(spec, tensor.layer, tensor.kind);
+  block.host = shard_piece_offset(spec, tensor);
   block.width = tensor.page_bytes;
   block.device_pitch = tensor.page_bytes;
   block.host_pitch = tensor.page_bytes;
@@ -45,7 +47,7 @@ Block block_of(const NamespaceSpec& spec, const DeviceTensor& tensor) {
 
 // Only blocks that keep their distance in every page can be one copy.
 bool move_together(const Block& a, const Block& b) {
-  return a.allocation == b.allocation && a.page_stride == b.page_stride;
+  return a.allocation == b.allocation && a.page_stride == b.page_stride && a.states == b.states;
 }
 
 void join_layers(Block& block, const Block& next) {
@@ -95,7 +97,8 @@ std::vector<Block> page_blocks(const NamespaceSpec& spec, const DeviceGeometry& 
   std::vector<Block> blocks;
   blocks.reserve(geometry.tensors.size());
   for (const auto& tensor : geometry.tensors) {
-    if (tensor.layer >= first_layer && tensor.layer < end_layer) blocks.push_back(block_of(spec, tensor));
+    const std::uint32_t layer = announced_with(spec, tensor);
+    if (layer >= first_layer && layer < end_layer) blocks.push_back(block_of(spec, tensor));
   }
   std::sort(blocks.begin(), blocks.end(), [](const Block& a, const Block& b) { return a.host < b.host; });
   join_neighbours(blocks, join_contiguous);
@@ -233,15 +236,27 @@ void sort_runs(std::vector<CopyRun>& runs, std::size_t first) {
             });
 }
 
+// The pages whose states are copied, in the same order, with their state slots in the place of device pages.
+std::vector<PagePair> pages_with_states(const NamespaceSpec& spec, std::span<const PagePair> pages) {
+  std::vector<PagePair> found;
+  if (!spec.has_states()) return found;
+  for (const PagePair& page : pages) {
+    if (page.state) found.push_back({page.state, page.host, page.state});
+  }
+  return found;
+}
+
 void append_pages(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::span<const PagePair> pages,
                   std::uint32_t first_layer, std::uint32_t end_layer, std::uint64_t border_bytes,
                   CopyPlan& plan) {
   RunWriter writer(border_bytes, plan);
+  const auto with_states = pages_with_states(spec, pages);
   for (const auto& block : page_blocks(spec, geometry, first_layer, end_layer)) {
+    const auto moved = block.states ? std::span<const PagePair>(with_states) : pages;
     if (block.rows > 1) {
-      writer.each_page(block, pages);
+      writer.each_page(block, moved);
     } else {
-      writer.joined_pages(block, pages);
+      writer.joined_pages(block, moved);
     }
   }
   sort_runs(plan.runs, 0);
@@ -251,8 +266,11 @@ void append_layer(const NamespaceSpec& spec, const DeviceGeometry& geometry, std
                   std::uint32_t layer, std::uint64_t border_bytes, CopyPlan& plan) {
   const std::size_t first = plan.runs.size();
   RunWriter writer(border_bytes, plan);
+  const auto with_states = pages_with_states(spec, pages);
   for (const auto& tensor : geometry.tensors) {
-    if (tensor.layer == layer) writer.joined_pages(block_of(spec, tensor), pages);
+    if (announced_with(spec, tensor) != layer) continue;
+    const Block block = block_of(spec, tensor);
+    writer.joined_pages(block, block.states ? std::span<const PagePair>(with_states) : pages);
   }
   sort_runs(plan.runs, first);
 }
@@ -299,6 +317,7 @@ GroupShape group_shape(const NamespaceSpec& spec, const DeviceGeometry& geometry
                        std::uint32_t end_layer) {
   GroupShape shape;
   for (const auto& block : page_blocks(spec, geometry, first_layer, end_layer)) {
+    if (block.states) continue;
     ++(block.rows > 1 ? shape.pitched : shape.contiguous);
     shape.rows += static_cast<std::uint32_t>(block.rows);
   }

@@ -21,6 +21,7 @@ enum class Direction : std::uint8_t {
 struct PagePair {
   DevicePage device;
   PoolOffset host;
+  DevicePage state{};  // slot of its states in the tensors of trailing pools; none = they are not copied
 };
 
 // A pitched copy: `rows` rows of `width` bytes, `device_pitch` and `host_pitch` bytes apart. One row =
@@ -81,6 +82,7 @@ struct GroupShape {
   std::uint32_t pitched = 0;     // copies for each page, each with several rows
   std::uint32_t contiguous = 0;  // copies for each run of pages that lie behind each other on both sides
   std::uint32_t rows = 0;        // rows of a page in all of them
+  // States are not counted: few pages have any.
 };
 GroupShape group_shape(const NamespaceSpec& spec, const DeviceGeometry& geometry, std::uint32_t first_layer,
                        std::uint32_t end_layer);

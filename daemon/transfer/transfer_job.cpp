@@ -42,7 +42,8 @@ void TransferJob::start(const TransferOptions& options) {
   const RankMemory& memory = *transfer.memory;
   const std::uint64_t shard_bytes = memory.spec.shard_bytes();
   for (const PagePair& page : transfer.pages) {
-    if (page.device.value >= memory.geometry.pages) {
+    if (page.device.value >= memory.geometry.pages ||
+        (page.state && page.state.value >= memory.geometry.states)) {
       verdict = Status::invalid_argument;
       return;
     }

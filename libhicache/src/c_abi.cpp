@@ -220,6 +220,14 @@ void hicache_buffer_destroy(hicache_buffer* buffer) {
   delete buffer;
 }
 
+hicache_status hicache_set_state_slots(hicache_session* session, uint32_t slots) {
+  return guarded([&]() -> hicache_status {
+    if (session == nullptr) return null_argument("session");
+    session->state_slots = slots;
+    return HICACHE_OK;
+  });
+}
+
 hicache_status hicache_register_buffers(hicache_session* session, const hicache_allocation* allocations,
                                         size_t allocation_count, const hicache_tensor* tensors,
                                         size_t tensor_count, uint32_t pages, uint32_t timeout_ms) {
@@ -233,8 +241,9 @@ hicache_status hicache_register_buffers(hicache_session* session, const hicache_
                                          std::to_string(hicache::kMaxAllocations) + " and " +
                                          std::to_string(hicache::kMaxTensors));
     }
-    const auto geometry = c_abi::to_geometry({allocations, allocation_count}, {tensors, tensor_count}, pages);
+    auto geometry = c_abi::to_geometry({allocations, allocation_count}, {tensors, tensor_count}, pages);
     if (!geometry) return fail(geometry.error());
+    geometry->states = session->state_slots;
     std::vector<int> fds;
     for (std::size_t i = 0; i < allocation_count; ++i) fds.push_back(allocations[i].fd);
     const auto registered = session->session->register_buffers(*geometry, fds, timeout_ms);
@@ -259,8 +268,8 @@ hicache_status hicache_register_cuda_buffers(hicache_session* session, const hic
     if (!geometry) return fail(geometry.error());
     std::vector<hicache::CudaRange> memory;
     for (std::size_t i = 0; i < range_count; ++i) memory.push_back({ranges[i].pointer, ranges[i].bytes});
-    const auto registered =
-        hicache::register_cuda_buffers(*session->session, memory, geometry->tensors, pages, timeout_ms);
+    const auto registered = hicache::register_cuda_buffers(*session->session, memory, geometry->tensors,
+                                                           pages, timeout_ms, session->state_slots);
     return registered ? HICACHE_OK : fail(registered.error());
   });
 }
@@ -298,26 +307,46 @@ hicache_status hicache_reserve(hicache_session* session, uint64_t sequence, cons
 hicache_status hicache_write(hicache_session* session, hicache_lease lease, uint32_t first,
                              const uint32_t* device_pages, size_t count, uint32_t fence, uint32_t fence_value,
                              uint32_t deadline_ms, hicache_ticket* ticket) {
+  return hicache_write_with_states(session, lease, first, device_pages, nullptr, count, fence, fence_value,
+                                   deadline_ms, ticket);
+}
+
+hicache_status hicache_write_with_states(hicache_session* session, hicache_lease lease, uint32_t first,
+                                         const uint32_t* device_pages, const uint32_t* states, size_t count,
+                                         uint32_t fence, uint32_t fence_value, uint32_t deadline_ms,
+                                         hicache_ticket* ticket) {
   return guarded([&]() -> hicache_status {
     if (const auto bad = check_post(session, ticket, device_pages, count, "device_pages"); bad != HICACHE_OK)
       return bad;
     std::optional<hicache::WriteFence> wait_for;
     if (fence != HICACHE_NO_FENCE) wait_for = hicache::WriteFence{fence, fence_value};
     const auto pages = to_pages(device_pages, count);
-    return store_ticket(session->session->write(LeaseId{lease}, first, pages, wait_for, deadline_ms), ticket);
+    const auto slots = to_pages(states, states == nullptr ? 0 : count);
+    return store_ticket(session->session->write(LeaseId{lease}, first, pages, wait_for, deadline_ms, slots),
+                        ticket);
   });
 }
 
 hicache_status hicache_load(hicache_session* session, hicache_lease lease, uint32_t first,
                             const uint32_t* device_pages, size_t count, uint32_t fence, uint32_t fence_value,
                             uint32_t deadline_ms, hicache_ticket* ticket) {
+  return hicache_load_with_states(session, lease, first, device_pages, nullptr, count, fence, fence_value,
+                                  deadline_ms, ticket);
+}
+
+hicache_status hicache_load_with_states(hicache_session* session, hicache_lease lease, uint32_t first,
+                                        const uint32_t* device_pages, const uint32_t* states, size_t count,
+                                        uint32_t fence, uint32_t fence_value, uint32_t deadline_ms,
+                                        hicache_ticket* ticket) {
   return guarded([&]() -> hicache_status {
     if (const auto bad = check_post(session, ticket, device_pages, count, "device_pages"); bad != HICACHE_OK)
       return bad;
     std::optional<hicache::LayerFence> announce;
     if (fence != HICACHE_NO_FENCE) announce = hicache::LayerFence{fence, fence_value};
     const auto pages = to_pages(device_pages, count);
-    return store_ticket(session->session->load(LeaseId{lease}, first, pages, announce, deadline_ms), ticket);
+    const auto slots = to_pages(states, states == nullptr ? 0 : count);
+    return store_ticket(session->session->load(LeaseId{lease}, first, pages, announce, deadline_ms, slots),
+                        ticket);
   });
 }
 

@@ -46,6 +46,19 @@ Result<NamespaceSpec> to_spec(const hicache_namespace* from) {
   spec.element_bytes = c.element_bytes;
   spec.tp_size = c.tp_size;
   if (c.format_version != 0) spec.format_version = c.format_version;
+  if (c.side_pool_count > NamespaceSpec::kMaxSidePools || c.reserved != 0 ||
+      (c.side_pool_count > 0 && c.side_pools == nullptr)) {
+    return Error{Status::invalid_argument,
+                 "side_pool_count is " + std::to_string(c.side_pool_count) + " and reserved " +
+                     std::to_string(c.reserved) + "; expected at most " +
+                     std::to_string(NamespaceSpec::kMaxSidePools) + " pools at side_pools, and 0",
+                 0};
+  }
+  for (std::uint32_t i = 0; i < c.side_pool_count; ++i) {
+    const hicache_side_pool& pool = c.side_pools[i];
+    spec.side_pools.push_back(
+        {text(pool.name), static_cast<HitRule>(pool.rule), pool.layers, pool.piece_bytes});
+  }
   return spec;
 }
 
@@ -79,15 +92,14 @@ Result<DeviceGeometry> to_geometry(std::span<const hicache_allocation> allocatio
     geometry.allocations.push_back({DeviceKind::host, a.bytes});
   }
   for (const hicache_tensor& t : tensors) {
-    if (t.kind > HICACHE_TENSOR_LATENT || t.reserved != 0) {
+    if (t.kind > HICACHE_TENSOR_SIDE) {
       return Error{Status::invalid_argument,
                    "tensor of layer " + std::to_string(t.layer) + ": kind " + std::to_string(t.kind) +
-                       " and reserved " + std::to_string(t.reserved) +
-                       "; expected 0 (K), 1 (V) or 2 (latent), and 0",
+                       "; expected 0 (K), 1 (V), 2 (latent) or 3 (side pool)",
                    0};
     }
-    geometry.tensors.push_back(
-        {t.allocation, t.layer, static_cast<TensorKind>(t.kind), t.offset, t.page_stride, t.page_bytes});
+    geometry.tensors.push_back({t.allocation, t.layer, static_cast<TensorKind>(t.kind), t.offset,
+                                t.page_stride, t.page_bytes, t.pool});
   }
   return geometry;
 }

@@ -13,6 +13,7 @@
 
 struct hicache_session {
   std::unique_ptr<hicache::Session> session;
+  std::uint32_t state_slots = 0;  // of the geometry that is yet to be registered
 };
 
 namespace hicache::c_abi {

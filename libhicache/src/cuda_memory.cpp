@@ -169,9 +169,10 @@ Result<CudaAllocation> describe_cuda_allocation(const CudaRange& range) {
 
 Outcome register_cuda_buffers(Session& session, std::span<const CudaRange> ranges,
                               std::span<const DeviceTensor> tensors, std::uint32_t pages,
-                              std::uint32_t timeout_ms) {
+                              std::uint32_t timeout_ms, std::uint32_t states) {
   DeviceGeometry geometry;
   geometry.pages = pages;
+  geometry.states = states;
   geometry.tensors.assign(tensors.begin(), tensors.end());
   std::vector<CudaAllocation> described;
   std::vector<int> fds;

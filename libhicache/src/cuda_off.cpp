@@ -17,7 +17,7 @@ Result<CudaAllocation> describe_cuda_allocation(const CudaRange&) {
 }
 
 Outcome register_cuda_buffers(Session&, std::span<const CudaRange>, std::span<const DeviceTensor>,
-                              std::uint32_t, std::uint32_t) {
+                              std::uint32_t, std::uint32_t, std::uint32_t) {
   return off();
 }
 

@@ -29,6 +29,7 @@ struct Operation {
   std::uint64_t expires_ns = 0;  // coarse monotonic time at which the client ends it itself
   std::uint64_t lease = 0;
   std::uint64_t arena_bytes = 0;  // 0 = no piece
+  std::uint64_t list_bytes = 0;   // of it, before the results
   std::uint32_t arena_offset = 0;
   std::uint32_t count = 0;
   std::uint32_t fence = Submission::kNoFence;  // load: producer slot of the layer fences

@@ -48,6 +48,7 @@ Session::Impl::Impl(const AttachOptions& options, Attachment attachment)
     : role(options.role),
       tp_rank(options.tp_rank),
       spec(options.spec),
+      has_states(options.spec.has_states()),
       attached(std::move(attachment)),
       watch(attached.socket.get(), attached.welcome.daemon_start_ticks),
       header(at<ChannelHeader>(attached.channel, 0)),
@@ -201,7 +202,7 @@ ProbeResult Session::probe(std::span<const PrefixHash> hashes) const {
   if (m.fork.forked() || m.ended()) return {};
   const A64& epoch = m.attached.tables.header->instance_epoch;
   if (epoch.load(std::memory_order_acquire) != m.attached.welcome.instance_epoch) return {};
-  const ProbeResult result = m.index.probe(hashes, namespace_id());
+  const ProbeResult result = m.index.probe(hashes, namespace_id(), m.has_states);
   std::atomic_thread_fence(std::memory_order_acquire);  // the index was read before the epoch is read again
   if (epoch.load(std::memory_order_relaxed) != m.attached.welcome.instance_epoch) return {};
   return result;

@@ -139,7 +139,7 @@ OperationResult Session::Impl::deliver(Operation& operation) {
   r.pages_busy = c.flags == Completion::kPagesBusy;
   if (operation.opcode == Opcode::write) {
     r.page_status.resize(operation.count, Status::dropped);
-    const std::uint8_t* results = arena_base + operation.arena_offset + operation.count * sizeof(DevicePage);
+    const std::uint8_t* results = arena_base + operation.arena_offset + operation.list_bytes;
     for (std::uint32_t i = 0; i < operation.count; ++i) {
       std::uint32_t status = 0;
       std::memcpy(&status, results + i * sizeof status, sizeof status);

@@ -69,6 +69,7 @@ struct HICACHE_LOCAL Session::Impl {
   Result<Ticket> post_locked(Submission& submission, std::span<const std::uint8_t> lists,
                              std::uint64_t result_bytes);
   Outcome check_pages(std::span<const DevicePage> pages) const;
+  Outcome check_states(std::span<const DevicePage> pages, std::span<const DevicePage> states) const;
   [[nodiscard]] Error end_error() const;
 
   // --- session_events.cpp
@@ -136,6 +137,7 @@ struct HICACHE_LOCAL Session::Impl {
   const Role role;
   const std::uint32_t tp_rank;
   const NamespaceSpec spec;
+  const bool has_states;
   Attachment attached;
   DaemonWatch watch;
   ChannelHeader* const header;
@@ -155,6 +157,7 @@ struct HICACHE_LOCAL Session::Impl {
   mutable std::atomic<std::uint32_t> idle_polls{0};
   mutable std::atomic<std::uint32_t> namespace_now;  // follows bumps
   std::atomic<std::uint32_t> device_pages{0};        // of the registered geometry, 0 before
+  std::atomic<std::uint32_t> device_states{0};       // the same
 
   // --- registration: one at a time, never under `mutex`
   std::mutex registration_mutex;

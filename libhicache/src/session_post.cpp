@@ -1,6 +1,7 @@
 // Submissions: arguments are checked, lists copied into the arena, the entry published.
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "session_impl.hpp"
 #include "shm/crash_points.hpp"
@@ -11,6 +12,15 @@ namespace {
 template <class T>
 std::span<const std::uint8_t> bytes_of(std::span<const T> items) {
   return {reinterpret_cast<const std::uint8_t*>(items.data()), items.size_bytes()};
+}
+
+// The list that goes to the daemon: device pages, and behind them their state slots where there are any.
+std::span<const DevicePage> both_lists(std::span<const DevicePage> pages, std::span<const DevicePage> states,
+                                       std::vector<DevicePage>& storage) {
+  if (states.empty()) return pages;
+  storage.assign(pages.begin(), pages.end());
+  storage.insert(storage.end(), states.begin(), states.end());
+  return storage;
 }
 
 Error forked_error() {
@@ -70,6 +80,7 @@ Result<Ticket> Session::Impl::post_locked(Submission& submission, std::span<cons
     }
     operation->arena_offset = submission.arena_offset = *offset;
     operation->arena_bytes = bytes;
+    operation->list_bytes = lists.size();
   }
   operation->count = submission.count;
   if (submission.opcode != Opcode::reserve) operation->lease = submission.sequence_or_lease;
@@ -90,6 +101,27 @@ Result<Ticket> Session::Impl::post_locked(Submission& submission, std::span<cons
   kick_sleeping_daemon();
   HICACHE_CRASH_POINT(post_kicked);
   return Ticket{operation->ticket};
+}
+
+Outcome Session::Impl::check_states(std::span<const DevicePage> pages,
+                                    std::span<const DevicePage> states) const {
+  if (states.empty()) return success();
+  if (states.size() != pages.size()) {
+    return Error{Status::invalid_argument,
+                 std::to_string(states.size()) + " state slots for " + std::to_string(pages.size()) +
+                     " pages; one for each expected, or nothing",
+                 0};
+  }
+  const std::uint32_t known = device_states.load(std::memory_order_acquire);  // pairs with register_buffers
+  for (const DevicePage slot : states) {
+    if (slot && slot.value >= known) {
+      return Error{Status::invalid_argument,
+                   "state slot " + std::to_string(slot.value) + " is not below the registered " +
+                       std::to_string(known) + " slots",
+                   0};
+    }
+  }
+  return success();
 }
 
 Outcome Session::Impl::check_pages(std::span<const DevicePage> pages) const {
@@ -150,10 +182,12 @@ Result<Ticket> Session::reserve(std::uint64_t sequence, std::span<const PrefixHa
 }
 
 Result<Ticket> Session::write(LeaseId lease, std::uint32_t first, std::span<const DevicePage> pages,
-                              std::optional<WriteFence> fence, std::uint32_t deadline_ms) {
+                              std::optional<WriteFence> fence, std::uint32_t deadline_ms,
+                              std::span<const DevicePage> states) {
   follow_daemon();
   if (impl_->fork.forked()) return forked_error();
   if (const auto checked = impl_->check_pages(pages); !checked) return checked.error();
+  if (const auto checked = impl_->check_states(pages, states); !checked) return checked.error();
   if (fence && fence->index >= kWriteFences) {
     return Error{
         Status::invalid_argument,
@@ -169,15 +203,19 @@ Result<Ticket> Session::write(LeaseId lease, std::uint32_t first, std::span<cons
     s.fence = fence->index;
     s.fence_value = fence->value;
   }
-  return impl_->post(s, bytes_of(pages), pages.size() * sizeof(std::uint32_t));
+  if (!states.empty()) s.flags = Submission::kWithStates;
+  std::vector<DevicePage> storage;
+  return impl_->post(s, bytes_of(both_lists(pages, states, storage)), pages.size() * sizeof(std::uint32_t));
 }
 
 Result<Ticket> Session::load(LeaseId lease, std::uint32_t first, std::span<const DevicePage> pages,
-                             std::optional<LayerFence> fence, std::uint32_t deadline_ms) {
+                             std::optional<LayerFence> fence, std::uint32_t deadline_ms,
+                             std::span<const DevicePage> states) {
   follow_daemon();
   Impl& m = *impl_;
   if (m.fork.forked()) return forked_error();
   if (const auto checked = m.check_pages(pages); !checked) return checked.error();
+  if (const auto checked = m.check_states(pages, states); !checked) return checked.error();
   if (fence && fence->slot >= kProducerSlots) {
     return Error{
         Status::invalid_argument,
@@ -201,7 +239,9 @@ Result<Ticket> Session::load(LeaseId lease, std::uint32_t first, std::span<const
                      " is not ahead of the earlier loads of producer slot " + std::to_string(fence->slot),
                  0};
   }
-  return m.post_locked(s, bytes_of(pages), 0);
+  if (!states.empty()) s.flags = Submission::kWithStates;
+  std::vector<DevicePage> storage;
+  return m.post_locked(s, bytes_of(both_lists(pages, states, storage)), 0);
 }
 
 Result<Ticket> Session::release(LeaseId lease, std::uint32_t deadline_ms) {

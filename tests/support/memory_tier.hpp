@@ -46,7 +46,9 @@ class MemoryTier : public TreeTier {
     HostHold held;
     for (const PrefixHash& hash : *hashes) {
       if (lost.contains(hash.words)) break;
-      held.tokens += page_tokens_;
+      held.present_tokens += page_tokens_;
+      if (stateless.contains(hash.words)) continue;
+      held.tokens = held.present_tokens;
     }
     ++holds;
     return held;
@@ -113,6 +115,7 @@ class MemoryTier : public TreeTier {
   std::unique_ptr<HostPageStates> host;
   std::set<std::array<std::uint64_t, 4>> lost;       // pages that the pool has evicted
   std::set<std::array<std::uint64_t, 4>> elsewhere;  // pages that others have written
+  std::set<std::array<std::uint64_t, 4>> stateless;  // pages with which no load may end
   int writes = 0;
   int holds = 0;
 

@@ -39,10 +39,11 @@ inline std::uint64_t page_content(const PrefixHash& key, std::uint32_t shard, st
   return key.words[0] ^ (key.words[1] + n * 0x9e3779b97f4a7c15ull) ^ (std::uint64_t{shard} << 56);
 }
 
-// One allocation that holds every tensor, one after the other.
+// One allocation that holds every tensor, one after the other. There are as many state slots as pages.
 inline DeviceGeometry device_geometry(const NamespaceSpec& spec, std::uint32_t pages) {
   DeviceGeometry g;
   g.pages = pages;
+  if (spec.has_states()) g.states = pages;
   g.allocations.push_back({DeviceKind::host, spec.shard_bytes() * pages});
   std::uint64_t offset = 0;
   for (std::uint32_t kind = 0; kind < spec.kinds(); ++kind) {
@@ -51,6 +52,13 @@ inline DeviceGeometry device_geometry(const NamespaceSpec& spec, std::uint32_t p
           spec.attention == Attention::mla ? TensorKind::latent : static_cast<TensorKind>(kind);
       g.tensors.push_back({0, layer, k, offset, spec.piece_bytes(), spec.piece_bytes()});
       offset += spec.piece_bytes() * pages;
+    }
+  }
+  for (std::uint32_t pool = 0; pool < spec.side_pools.size(); ++pool) {
+    const std::uint64_t piece = spec.side_pools[pool].piece_bytes;
+    for (std::uint32_t layer = 0; layer < spec.side_pools[pool].layers; ++layer) {
+      g.tensors.push_back({0, layer, TensorKind::side, offset, piece, piece, pool});
+      offset += piece * pages;
     }
   }
   return g;
@@ -98,6 +106,22 @@ class TestRank {
                   [&](std::uint64_t& word, std::uint64_t n) { right = right && word == expected(key, n); });
     return right;
   }
+  // The same for a state slot.
+  void fill_state(DevicePage slot, const PrefixHash& key) {
+    for_each_word(
+        slot, [&](std::uint64_t& word, std::uint64_t n) { word = ~expected(key, n); }, true);
+  }
+  void spoil_state(DevicePage slot) {
+    for_each_word(
+        slot, [](std::uint64_t& word, std::uint64_t) { word = 0xdeadbeefdeadbeefull; }, true);
+  }
+  [[nodiscard]] bool holds_state(DevicePage slot, const PrefixHash& key) {
+    bool right = true;
+    for_each_word(
+        slot, [&](std::uint64_t& word, std::uint64_t n) { right = right && word == ~expected(key, n); },
+        true);
+    return right;
+  }
 
   // One operation from post to end.
   OperationResult run(Result<Ticket> ticket) {
@@ -134,9 +158,10 @@ class TestRank {
     return page_content(key, spec_.attention == Attention::mha ? tp_rank_ : 0, n);
   }
   template <class Visit>
-  void for_each_word(DevicePage page, Visit&& visit) {
+  void for_each_word(DevicePage page, Visit&& visit, bool states = false) {
     std::uint64_t n = 0;
     for (const DeviceTensor& tensor : geometry().tensors) {
+      if (hicache::holds_states(spec_, tensor) != states) continue;
       auto* words =
           reinterpret_cast<std::uint64_t*>(buffer_.data() + tensor.offset + page.value * tensor.page_stride);
       for (std::uint64_t i = 0; i < tensor.page_bytes / 8; ++i) visit(words[i], n++);

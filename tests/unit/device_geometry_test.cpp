@@ -261,4 +261,38 @@ TEST_CASE("Pieces of a shard lie behind each other, K before V") {
   CHECK(expected == s.shard_bytes());
 }
 
+TEST_CASE("tensors of side pools are checked by their own layers, sizes and slots") {
+  NamespaceSpec s = spec(Attention::mla);
+  s.side_pools = {{"indexer", HitRule::all_pages, 3, 16}, {"mamba", HitRule::trailing_pages, 1, 64}};
+  DeviceGeometry g = geometry(s);
+  g.states = 2;
+  g.allocations.push_back({DeviceKind::host, 3 * 16 * kPages + 2 * 64});
+  for (std::uint32_t layer = 0; layer < 3; ++layer) {
+    g.tensors.push_back({1, layer, TensorKind::side, layer * 16ull * kPages, 16, 16, 0});
+  }
+  g.tensors.push_back({1, 0, TensorKind::side, 3 * 16ull * kPages, 64, 64, 1});
+  REQUIRE(g.validate(s).ok());
+  CHECK(shard_piece_offset(s, g.tensors.back()) == s.kv_bytes() + 3 * 16);
+  CHECK(announced_with(s, g.tensors[4]) == 1);      // as many layers as KV: layer by layer
+  CHECK(announced_with(s, g.tensors.back()) == 0);  // else before the first
+  const auto refused = [&](auto&& spoil, const std::string& text) {
+    DeviceGeometry bad = g;
+    spoil(bad);
+    check_refused(bad, s, text);
+  };
+  refused([](DeviceGeometry& b) { b.tensors.back().pool = 2; }, "pool is 2, expected less than 2");
+  refused([](DeviceGeometry& b) { b.tensors.back().layer = 1; }, "layer is 1, expected less than 1");
+  refused([](DeviceGeometry& b) { b.tensors.back().pool = 0; }, "each layer and kind once");
+  refused([](DeviceGeometry& b) { b.tensors[0].pool = 1; }, "pool is 1, expected less than 1");
+  refused([](DeviceGeometry& b) { b.tensors.back().page_bytes = 16; }, "page_bytes is 16, expected 64");
+  refused([](DeviceGeometry& b) { b.states = 3; }, "end of the last page is");
+  refused([](DeviceGeometry& b) { b.states = 0; }, "0 state slots, expected at least 1");
+  refused([](DeviceGeometry& b) { b.tensors.pop_back(); }, "6 tensors, expected 7");
+  WireWriter out;
+  g.encode(out);
+  WireReader in(out.bytes());
+  CHECK(DeviceGeometry::decode(in).validate(s).ok());
+  CHECK(in.finished());
+}
+
 }  // namespace hicache

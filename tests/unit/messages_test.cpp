@@ -243,7 +243,7 @@ TEST_CASE("Unknown enum values, over-long texts and absurd counts are refused") 
   }
   SECTION("tensor kind") {
     RegisterBuffers m = buffers();
-    m.geometry.tensors[0].kind = static_cast<TensorKind>(3);
+    m.geometry.tensors[0].kind = static_cast<TensorKind>(4);
     check_refused(m);
   }
   SECTION("engine") {

@@ -77,6 +77,9 @@ TEST_CASE("A difference in any ingredient changes the digest") {
   SECTION("rope") {
     other.rope = "theta=500000";
   }
+  SECTION("side_pools") {
+    other.side_pools.push_back({"indexer", HitRule::all_pages, 4, 64});
+  }
   SECTION("overrides") {
     other.overrides = "a=2";
   }
@@ -298,6 +301,39 @@ TEST_CASE("Numbers out of their range are refused by name") {
     s.lora_id = std::string(NamespaceSpec::kMaxIngredientBytes + 1, 'x');
     check_refused(s, "lora_id has 513 bytes");
   }
+}
+
+TEST_CASE("Side pools survive the wire, are refused by name, and are part of a shard") {
+  NamespaceSpec spec = example();
+  const std::uint64_t kv = spec.shard_bytes();
+  spec.side_pools = {{"indexer", HitRule::all_pages, 4, 64}, {"mamba", HitRule::trailing_pages, 2, 4096}};
+  CHECK(spec.validate().ok());
+  CHECK(spec.side_pool_offset(1) == kv + 4 * 64);
+  CHECK(spec.shard_bytes() == kv + 4 * 64 + 2 * 4096);
+  CHECK(spec.has_states());
+  WireWriter out;
+  spec.encode(out);
+  WireReader in(out.bytes());
+  CHECK(NamespaceSpec::decode(in) == spec);
+  CHECK(in.finished());
+  const auto refused = [&](auto&& spoil, const std::string& text) {
+    NamespaceSpec bad = spec;
+    spoil(bad);
+    const auto outcome = bad.validate();
+    REQUIRE(outcome.status() == Status::invalid_argument);
+    CAPTURE(outcome.error().message);
+    CHECK(outcome.error().message.find(text) != std::string::npos);
+  };
+  refused([](NamespaceSpec& s) { s.side_pools[1].name = "indexer"; }, "pool 'indexer': name is there twice");
+  refused([](NamespaceSpec& s) { s.side_pools[0].name.clear(); }, "name is 0 bytes long, expected 1 to 64");
+  refused([](NamespaceSpec& s) { s.side_pools[0].rule = static_cast<HitRule>(3); }, "rule is 3, expected 1");
+  refused([](NamespaceSpec& s) { s.side_pools[0].layers = 0; }, "layers is 0, expected 1 to");
+  refused([](NamespaceSpec& s) { s.side_pools[0].piece_bytes = 12; },
+          "piece_bytes is 12, expected a multiple of 8");
+  refused([](NamespaceSpec& s) { s.side_pools[0].piece_bytes = ~7ull; },
+          "piece_bytes is 18446744073709551608");
+  refused([](NamespaceSpec& s) { s.side_pools.resize(9, s.side_pools[0]); },
+          "side_pools is 9, expected 0 to 8");
 }
 
 TEST_CASE("Sizes follow from the ingredients") {

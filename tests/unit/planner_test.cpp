@@ -99,6 +99,33 @@ DeviceGeometry make_geometry(const NamespaceSpec& spec, Shape shape, std::uint32
   return g;
 }
 
+// Side pools of a hybrid model: some with a tensor behind the other, some with an allocation each.
+void add_side_pools(NamespaceSpec& spec, std::mt19937_64& random) {
+  for (std::uint64_t pools = random() % 3; pools > 0; --pools) {
+    const bool alike = random() % 2 == 0;
+    spec.side_pools.push_back(
+        {"pool " + std::to_string(pools), random() % 2 == 0 ? HitRule::all_pages : HitRule::trailing_pages,
+         alike ? spec.layers : 1 + static_cast<std::uint32_t>(random() % 4), 8 * (1 + random() % 5)});
+  }
+}
+void add_side_tensors(const NamespaceSpec& spec, DeviceGeometry& g, std::uint32_t states,
+                      std::mt19937_64& random) {
+  g.states = spec.has_states() ? states : 0;
+  for (std::uint32_t pool = 0; pool < spec.side_pools.size(); ++pool) {
+    const SidePool& side = spec.side_pools[pool];
+    const bool behind_each_other = random() % 2 == 0;
+    const std::uint64_t pages = side.rule == HitRule::trailing_pages ? g.states : g.pages;
+    for (std::uint32_t layer = 0; layer < side.layers; ++layer) {
+      if (layer == 0 || !behind_each_other) g.allocations.push_back({DeviceKind::host, 0});
+      auto& bytes = g.allocations.back().bytes;
+      g.tensors.push_back({static_cast<std::uint32_t>(g.allocations.size() - 1), layer, TensorKind::side,
+                           bytes, side.piece_bytes, side.piece_bytes, pool});
+      bytes += pages * side.piece_bytes;
+    }
+  }
+  std::shuffle(g.tensors.begin(), g.tensors.end(), random);
+}
+
 struct DeviceByte {
   std::int64_t allocation = -1;
   std::uint64_t offset = 0;
@@ -111,9 +138,11 @@ std::vector<DeviceByte> expected_bytes(const NamespaceSpec& spec, const DeviceGe
   std::vector<DeviceByte> map(pool_bytes);
   for (const auto& page : pages) {
     for (const auto& t : geometry.tensors) {
+      const DevicePage device = holds_states(spec, t) ? page.state : page.device;
+      if (device.is_none()) continue;
       for (std::uint64_t i = 0; i < t.page_bytes; ++i) {
-        map.at(page.host.value + shard_piece_offset(spec, t.layer, t.kind) + i) =
-            DeviceByte{t.allocation, t.offset + page.device.value * t.page_stride + i, t.layer};
+        map.at(page.host.value + shard_piece_offset(spec, t) + i) =
+            DeviceByte{t.allocation, t.offset + device.value * t.page_stride + i, announced_with(spec, t)};
       }
     }
   }
@@ -196,12 +225,14 @@ TEST_CASE("every byte of every page is copied exactly once from the right place,
   std::mt19937_64 random(seed);
   for (int round = 0; round < 600; ++round) {
     const auto attention = random() % 2 == 0 ? Attention::mha : Attention::mla;
-    const auto spec = make_spec(attention, 1 + static_cast<std::uint32_t>(random() % 6),
-                                1 + static_cast<std::uint32_t>(random() % 40));
+    auto spec = make_spec(attention, 1 + static_cast<std::uint32_t>(random() % 6),
+                          1 + static_cast<std::uint32_t>(random() % 40));
+    add_side_pools(spec, random);
     const auto shape = static_cast<Shape>(random() % kShapes);
     const std::uint64_t padding = random() % 3 == 0 ? random() % 50 : 0;
     const std::uint32_t device_pages = 1 + static_cast<std::uint32_t>(random() % 40);
-    const auto geometry = make_geometry(spec, shape, device_pages, padding, random);
+    auto geometry = make_geometry(spec, shape, device_pages, padding, random);
+    add_side_tensors(spec, geometry, device_pages, random);
     const std::uint64_t slot = spec.shard_bytes() + (random() % 2 == 0 ? 0 : random() % 60);
     const std::uint32_t slots = 60;
 
@@ -214,7 +245,10 @@ TEST_CASE("every byte of every page is copied exactly once from the right place,
     if (random() % 2 == 0) std::shuffle(device.begin(), device.end(), random);
     std::vector<PagePair> pages;
     for (std::uint32_t i = 0; i < device_pages; ++i) {
-      if (random() % 8 != 0) pages.push_back({DevicePage{device[i]}, PoolOffset{7 + host[i] * slot}});
+      if (random() % 8 == 0) continue;
+      // A state slot serves one page; which one is of no importance.
+      const DevicePage state = random() % 3 == 0 ? DevicePage{device_pages - 1 - device[i]} : DevicePage{};
+      pages.push_back({DevicePage{device[i]}, PoolOffset{7 + host[i] * slot}, state});
     }
     if (random() % 2 == 0) std::shuffle(pages.begin(), pages.end(), random);
 

@@ -49,7 +49,7 @@ Result<std::vector<std::uint64_t>> SlotTier::write(std::span<const std::uint64_t
 
 Result<HostHold> SlotTier::hold(std::span<const std::uint64_t> host_slots) {
   HostHold held;
-  held.tokens = host_slots.size();
+  held.tokens = held.present_tokens = host_slots.size();
   return held;
 }
 

@@ -201,6 +201,7 @@ std::optional<PageRow> decode_page(const ConstTables& t, std::uint32_t id) {
                 : invalid(static_cast<std::uint8_t>(word.state));
   if ((word.flags & PageWord::kDirty) != 0) r.flags = "dirty";
   if ((word.flags & PageWord::kStoring) != 0) r.flags += r.flags.empty() ? "storing" : ",storing";
+  if ((word.flags & PageWord::kStates) != 0) r.flags += r.flags.empty() ? "states" : ",states";
   if ((word.flags & PageWord::kQuarantined) != 0) r.flags = "quarantined";
   if ((word.flags & ~PageWord::kKnownFlags) != 0) r.flags = invalid(word.flags);
   r.key = hex(e.key);

@@ -83,7 +83,9 @@ struct OperationResult {
   LeaseId lease;
   std::uint32_t hits = 0;     // reserve; prefetch: pages that storage had
   std::uint32_t written = 0;  // write: pages published by it, counted once per group; prefetch: that came
-  std::uint32_t present = 0;  // write, prefetch: pages that were ready already, or came from elsewhere
+  // write, prefetch: pages that were ready already, or came from elsewhere; reserve: leading pages present, more
+  // than hits where states are missing (hybrid models)
+  std::uint32_t present = 0;
   std::uint32_t filling = 0;  // write: pages that another lease was filling; check_prefetch: 0 = it has ended
   std::uint32_t dropped = 0;  // write: pages not kept; prefetch: pages that did not come
   std::uint64_t bytes = 0;    // write, load: bytes copied for this rank
@@ -145,12 +147,17 @@ class HICACHE_EXPORT Session {
                          std::uint32_t deadline_ms = 0, SequenceOrder order = SequenceOrder::agreed);
   // Copies pages [first, first + pages.size()) of the lease's request from this rank's device pages to the
   // pool. All ranks of the group post the same range. Ends for all ranks when every page is published or
-  // given up.
+  // given up. `states`, for a namespace with trailing pools: for each page the slot with the states that
+  // belong to its end, or none; empty = none at all. All ranks give states of the same pages.
   Result<Ticket> write(LeaseId lease, std::uint32_t first, std::span<const DevicePage> pages,
-                       std::optional<WriteFence> fence = std::nullopt, std::uint32_t deadline_ms = 0);
-  // Copies ready pages of the lease to this rank's device pages. Independent of the other ranks.
+                       std::optional<WriteFence> fence = std::nullopt, std::uint32_t deadline_ms = 0,
+                       std::span<const DevicePage> states = {});
+  // Copies ready pages of the lease to this rank's device pages. Independent of the other ranks. `states`:
+  // the slots to which the states of these pages are copied too, mostly just the last one's; not_found for a
+  // page without states.
   Result<Ticket> load(LeaseId lease, std::uint32_t first, std::span<const DevicePage> pages,
-                      std::optional<LayerFence> fence = std::nullopt, std::uint32_t deadline_ms = 0);
+                      std::optional<LayerFence> fence = std::nullopt, std::uint32_t deadline_ms = 0,
+                      std::span<const DevicePage> states = {});
   // This rank needs the lease no more. The request counts as used once all ranks have released.
   Result<Ticket> release(LeaseId lease, std::uint32_t deadline_ms = 0);
   // How far the group's sequences have ended on all ranks. Agreements are numbered from 1; the first rank

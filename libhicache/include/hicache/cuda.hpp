@@ -38,9 +38,9 @@ struct CudaAllocation {
 HICACHE_EXPORT Result<CudaAllocation> describe_cuda_allocation(const CudaRange& range);
 
 // describe_cuda_allocation for every range, then Session::register_buffers. Tensors name ranges by index,
-// their offsets count from the range's start. Blocks at most timeout_ms.
+// their offsets count from the range's start. `states`: see DeviceGeometry. Blocks at most timeout_ms.
 HICACHE_EXPORT Outcome register_cuda_buffers(Session& session, std::span<const CudaRange> ranges,
                                              std::span<const DeviceTensor> tensors, std::uint32_t pages,
-                                             std::uint32_t timeout_ms = 10'000);
+                                             std::uint32_t timeout_ms = 10'000, std::uint32_t states = 0);
 
 }  // namespace hicache

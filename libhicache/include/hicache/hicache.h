@@ -76,6 +76,15 @@ HICACHE_EXPORT const char* hicache_last_error(void);
 
 typedef enum { HICACHE_ATTENTION_MHA = 1, HICACHE_ATTENTION_MLA = 2 } hicache_attention;
 
+/* Data that a page of a hybrid model has besides KV (SidePool in shm/namespace_spec.hpp). */
+typedef enum { HICACHE_HIT_ALL_PAGES = 1, HICACHE_HIT_TRAILING_PAGES = 2 } hicache_hit_rule;
+typedef struct {
+  const char* name;     /* unique in the namespace */
+  uint32_t rule;        /* hicache_hit_rule */
+  uint32_t layers;      /* tensors of the pool */
+  uint64_t piece_bytes; /* of one tensor's part of a page, or of one state; a multiple of 8 */
+} hicache_side_pool;
+
 /* Everything that makes KV data incompatible. Two engines share pages exactly when all of it agrees. */
 typedef struct {
   uint32_t struct_size;
@@ -99,7 +108,10 @@ typedef struct {
   uint32_t head_dim;        /* elements of a head; latent plus rope for MLA */
   uint32_t element_bytes;
   uint32_t tp_size;
-  uint32_t format_version; /* 0 = the current one */
+  uint32_t format_version;             /* 0 = the current one */
+  const hicache_side_pool* side_pools; /* of a hybrid model */
+  uint32_t side_pool_count;
+  uint32_t reserved; /* 0 */
 } hicache_namespace;
 
 /* 32 raw bytes of a page's SHA-256 prefix hash. Alignment 1. */
@@ -183,14 +195,14 @@ HICACHE_EXPORT int hicache_buffer_fd(const hicache_buffer* buffer); /* stays the
 /* Unmaps and closes. The daemon keeps its own mapping as long as the session lives. NULL is fine. */
 HICACHE_EXPORT void hicache_buffer_destroy(hicache_buffer* buffer);
 
-typedef enum { HICACHE_TENSOR_K = 0, HICACHE_TENSOR_V = 1, HICACHE_TENSOR_LATENT = 2 } hicache_tensor_kind;
+typedef enum { HICACHE_TENSOR_K = 0, HICACHE_TENSOR_V = 1, HICACHE_TENSOR_LATENT = 2, HICACHE_TENSOR_SIDE = 3 } hicache_tensor_kind;
 
 /* Page p of the tensor lies at offset + p * page_stride in its allocation and has page_bytes bytes. */
 typedef struct {
   uint32_t allocation; /* index into the descriptors */
-  uint32_t layer;      /* 0-based within this pipeline stage */
+  uint32_t layer;      /* 0-based within this pipeline stage, or within the side pool */
   uint32_t kind;       /* hicache_tensor_kind */
-  uint32_t reserved;   /* 0 */
+  uint32_t pool;       /* side: index in side_pools; else 0 */
   uint64_t offset;
   uint64_t page_stride;
   uint64_t page_bytes;
@@ -202,6 +214,10 @@ typedef struct {
   uint32_t reserved; /* 0 */
   uint64_t bytes;
 } hicache_allocation;
+
+/* How many slots each tensor of a trailing pool has (a tensor's "page" is a slot there). Before the buffers are
+ * registered; 0 unless told. */
+HICACHE_EXPORT hicache_status hicache_set_state_slots(hicache_session* session, uint32_t slots);
 
 /* Hands the device buffers over, once per session: each (layer, kind) of the namespace exactly once, `pages`
  * device pages in every tensor. Blocks until the daemon has mapped them, at most timeout_ms. */
@@ -282,6 +298,19 @@ HICACHE_EXPORT hicache_status hicache_load(hicache_session* session, hicache_lea
                                            const uint32_t* device_pages, size_t count, uint32_t fence,
                                            uint32_t fence_value, uint32_t deadline_ms,
                                            hicache_ticket* ticket);
+/* The same for a namespace with trailing pools. `states` has one entry for each page: the state slot with what
+ * belongs to the page's end, or 0xffffffff. All ranks write states of the same pages; a load of states that the
+ * page does not have ends with HICACHE_NOT_FOUND. */
+HICACHE_EXPORT hicache_status hicache_write_with_states(hicache_session* session, hicache_lease lease,
+                                                        uint32_t first, const uint32_t* device_pages,
+                                                        const uint32_t* states, size_t count, uint32_t fence,
+                                                        uint32_t fence_value, uint32_t deadline_ms,
+                                                        hicache_ticket* ticket);
+HICACHE_EXPORT hicache_status hicache_load_with_states(hicache_session* session, hicache_lease lease,
+                                                       uint32_t first, const uint32_t* device_pages,
+                                                       const uint32_t* states, size_t count, uint32_t fence,
+                                                       uint32_t fence_value, uint32_t deadline_ms,
+                                                       hicache_ticket* ticket);
 /* This rank needs the lease no more. */
 HICACHE_EXPORT hicache_status hicache_release(hicache_session* session, hicache_lease lease,
                                               uint32_t deadline_ms, hicache_ticket* ticket);

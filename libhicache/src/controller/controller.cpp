@@ -16,6 +16,10 @@ Result<std::unique_ptr<HiCacheController>> HiCacheController::create(Session& se
                      " tokens, expected the namespace's " + std::to_string(options.spec.page_tokens),
                  0};
   }
+  if (options.spec.has_states() && options.states == nullptr) {
+    return Error{Status::invalid_argument,
+                 "the namespace has trailing pools: the controller needs state slots", 0};
+  }
   auto host = HostPageStates::create(options.host_tokens, options.spec.page_tokens);
   if (!host) return host.error();
   return std::unique_ptr<HiCacheController>(
@@ -83,6 +87,11 @@ Result<std::vector<std::uint64_t>> HiCacheController::write(std::span<const std:
       node_id, priority);
   queued.chain.assign(chain.begin(), chain.end());
   queued.pages = std::move(*pages);
+  if (options_.spec.has_states()) {
+    for (const PrefixHash& page : chain.last(queued.pages.size())) {
+      queued.states.push_back(options_.states->source(page));
+    }
+  }
   queued_writes_.push_back(std::move(queued));
   if (const auto started = start_writing(); !started) return started.error();
   return host;
@@ -102,13 +111,15 @@ Outcome HiCacheController::start_write(QueuedWrite queued) {
   InFlight& flight = open_flight();
   flight.operation = std::move(queued.operation);
   flight.start = start_fence_;
-  std::uint32_t hits = 0;
-  flight.refused = open_lease(flight, queued.chain, hits);
+  Found found;
+  flight.refused = open_lease(flight, queued.chain, found);
   if (failure_) return *failure_;
   if (flight.refused != Status::ok) return success();  // its ack tells
   const auto first = static_cast<std::uint32_t>(queued.chain.size() - queued.pages.size());
-  const auto copy = post(
-      [&] { return session_.write(flight.lease, first, queued.pages, start_fence_, options_.deadline_ms); });
+  const auto copy = post([&] {
+    return session_.write(flight.lease, first, queued.pages, start_fence_, options_.deadline_ms,
+                          queued.states);
+  });
   if (copy) {
     flight.copy = *copy;
   } else {
@@ -124,13 +135,14 @@ Result<HostHold> HiCacheController::hold(std::span<const std::uint64_t> host_slo
   if (!hashes) return hashes.error();
   if (hashes->empty()) return Error{Status::invalid_argument, "no host slots to hold", 0};
   InFlight& flight = open_flight();
-  std::uint32_t hits = 0;
-  flight.refused = open_lease(flight, *hashes, hits);
+  Found found;
+  flight.refused = open_lease(flight, *hashes, found);
   if (failure_) return *failure_;
   if (flight.refused != Status::ok) {
     return Error{flight.refused, "the daemon refused to hold the pages of this prefix", 0};
   }
-  return HostHold{flight.lease, flight.sequence, std::uint64_t{hits} * options_.spec.page_tokens};
+  const std::uint64_t page_tokens = options_.spec.page_tokens;
+  return HostHold{flight.lease, flight.sequence, found.hits * page_tokens, found.present * page_tokens};
 }
 
 void HiCacheController::let_go(const HostHold& hold) {
@@ -146,13 +158,13 @@ Result<std::vector<std::uint64_t>> HiCacheController::adopt(std::span<const Pref
                  0};
   }
   InFlight& flight = open_flight();
-  std::uint32_t hits = 0;
-  flight.refused = open_lease(flight, pages, hits);
+  Found found;
+  flight.refused = open_lease(flight, pages, found);
   if (failure_) return *failure_;
   // A hint like every handle: what the pool evicts before a hold is lost then.
   release(flight);
-  if (hits == 0) return std::vector<std::uint64_t>{};
-  auto slots = host_->alloc(pages.first(hits));
+  if (found.present == 0) return std::vector<std::uint64_t>{};
+  auto slots = host_->alloc(pages.first(found.present));
   if (!slots) return slots;
   if (const auto known = host_->update_prefetch(*slots); !known) return known.error();
   return slots;
@@ -174,11 +186,16 @@ Result<std::vector<std::uint64_t>> HiCacheController::load(const HostHold& hold,
     static_cast<void>(device_.free(*device));
     return held.error();
   }
+  DevicePage state;
+  if (options_.spec.has_states()) {
+    const auto hashes = host_->hashes(host_slots);
+    state = options_.states->target(hashes->back());
+  }
   queued_loads_.push_back(
       {std::make_unique<CacheOperation>(OperationKind::load,
                                         std::vector<std::uint64_t>(host_slots.begin(), host_slots.end()),
                                         *device, node_id),
-       hold.sequence});
+       hold.sequence, state});
   return device;
 }
 
@@ -206,13 +223,25 @@ Result<std::vector<std::uint64_t>> HiCacheController::load(std::span<const std::
 void HiCacheController::start_load(InFlight& flight, LayerFence fence) {
   flight.finish = fence;
   const auto pages = device_pages(flight.operation->device_slots);
-  const auto copy = post([&] { return session_.load(flight.lease, 0, *pages, fence, options_.deadline_ms); });
+  const auto copy = post(
+      [&] { return session_.load(flight.lease, 0, *pages, fence, options_.deadline_ms, flight.states); });
   if (copy) {
     flight.copy = *copy;
   } else {
     flight.refused = copy.status();
   }
   release(flight);
+}
+
+// The states that a batch loads: those of each load's last page.
+std::vector<DevicePage> HiCacheController::states_of(const std::vector<QueuedLoad>& queue) const {
+  std::vector<DevicePage> states;
+  if (!options_.spec.has_states()) return states;
+  for (const QueuedLoad& queued : queue) {
+    states.resize(states.size() + queued.operation->device_slots.size() / options_.spec.page_tokens);
+    states.back() = queued.state;
+  }
+  return states;
 }
 
 Result<std::int32_t> HiCacheController::start_loading() {
@@ -232,8 +261,10 @@ Result<std::int32_t> HiCacheController::start_loading() {
   auto queue = std::exchange(queued_loads_, {});
   std::sort(queue.begin(), queue.end(),
             [](const QueuedLoad& a, const QueuedLoad& b) { return a.operation->before(*b.operation); });
+  auto states = states_of(queue);
   if (queue.size() == 1) {
     InFlight& flight = *find(queue.front().sequence);
+    flight.states = std::move(states);
     flight.operation = std::move(queue.front().operation);
     start_load(flight, fence);
   } else {
@@ -246,9 +277,10 @@ Result<std::int32_t> HiCacheController::start_loading() {
     const auto hashes = host_->hashes((*merged)->host_slots);
     InFlight& flight = open_flight();
     flight.operation = std::move(*merged);
-    std::uint32_t hits = 0;
-    flight.refused = open_lease(flight, *hashes, hits);
-    if (flight.refused == Status::ok && hits == hashes->size()) {
+    flight.states = std::move(states);
+    Found found;
+    flight.refused = open_lease(flight, *hashes, found);
+    if (flight.refused == Status::ok && found.hits == hashes->size()) {
       start_load(flight, fence);
     } else {
       if (flight.refused == Status::ok) flight.refused = Status::not_found;

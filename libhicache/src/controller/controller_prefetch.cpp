@@ -20,8 +20,8 @@ Outcome HiCacheController::prefetch(const std::string& request, std::span<const 
   }
   InFlight flight;
   flight.sequence = ++prefetch_sequence_;
-  std::uint32_t hits = 0;
-  const Status opened = open_lease(flight, chain, hits, SequenceOrder::apart);
+  Found found;
+  const Status opened = open_lease(flight, chain, found, SequenceOrder::apart);
   if (failure_) return *failure_;
   if (opened != Status::ok) {
     return Error{opened, "the daemon refused to hold the pages of request '" + request + "'", 0};

@@ -77,8 +77,8 @@ HiCacheController::InFlight& HiCacheController::open_flight() {
 }
 
 // Opens the lease of a flight's sequence: the group's decision. Not ok: this rank has no lease.
-Status HiCacheController::open_lease(InFlight& flight, std::span<const PrefixHash> hashes,
-                                     std::uint32_t& hits, SequenceOrder order) {
+Status HiCacheController::open_lease(InFlight& flight, std::span<const PrefixHash> hashes, Found& found,
+                                     SequenceOrder order) {
   const std::uint64_t end_ns = monotonic_ns() + std::uint64_t{options_.answer_timeout_ms} * 1'000'000;
   for (;;) {
     const auto ticket =
@@ -88,7 +88,7 @@ Status HiCacheController::open_lease(InFlight& flight, std::span<const PrefixHas
     if (!result) return result.status();
     if (result->status == Status::ok) {
       flight.lease = result->lease;
-      hits = result->hits;
+      found = {result->hits, result->present};
       return Status::ok;
     }
     if (result->status == Status::again && monotonic_ns() < end_ns) {

@@ -49,9 +49,9 @@ Result<LoadBack> PrefixTree::load_back(NodeId id, std::uint64_t quota) {
     change_locks(ancestor, -1);
     return hold.error();
   }
-  if (hold->tokens < slots.size()) {
+  if (hold->present_tokens < slots.size()) {
     // The pool has evicted the rest meanwhile: the tree learns it here, on every rank alike.
-    std::uint64_t left = hold->tokens / options_.page_tokens;
+    std::uint64_t left = hold->present_tokens / options_.page_tokens;
     for (std::size_t i = 0; i < chain.size(); ++i) {
       if (left >= chain[i]->hashes.size()) {
         left -= chain[i]->hashes.size();
@@ -69,7 +69,12 @@ Result<LoadBack> PrefixTree::load_back(NodeId id, std::uint64_t quota) {
     }
     slots = slots_of_chain();
   }
-  if (slots.size() < options_.load_back_threshold) {
+  if (hold->tokens < slots.size()) {
+    // The rest stays: a longer prefix may end with a page that can be loaded.
+    chain = leading_part(std::move(chain), hold->tokens / options_.page_tokens);
+    slots = slots_of_chain();
+  }
+  if (chain.empty() || slots.size() < options_.load_back_threshold) {
     tier_.let_go(*hold);
     change_locks(ancestor, -1);
     return too_short(slots.size());
@@ -104,6 +109,22 @@ Result<LoadBack> PrefixTree::load_back(NodeId id, std::uint64_t quota) {
   change_locks(end, 1);
   change_locks(ancestor, -1);
   return LoadBack{end->id, std::move(*device)};
+}
+
+// The nodes with the first `pages` pages of a chain; the last one is cut where they end.
+std::vector<PrefixTree::Node*> PrefixTree::leading_part(std::vector<Node*> chain, std::size_t pages) {
+  for (std::size_t i = 0; i < chain.size(); ++i) {
+    if (pages >= chain[i]->hashes.size()) {
+      pages -= chain[i]->hashes.size();
+      continue;
+    }
+    if (pages > 0) {
+      chain[i] = split(chain[i], pages);
+      ++i;
+    }
+    chain.resize(i);
+  }
+  return chain;
 }
 
 Result<std::uint64_t> PrefixTree::adopt(std::span<const PrefixHash> hashes) {

@@ -30,6 +30,7 @@
 #include "hicache/client.hpp"
 #include "hicache/controller/host_page_states.hpp"
 #include "hicache/controller/layer_events.hpp"
+#include "hicache/controller/state_slots.hpp"
 #include "hicache/controller/tree_tier.hpp"
 #include "hicache/export.h"
 #include "hicache/token_slots.hpp"
@@ -41,6 +42,7 @@ struct ControllerOptions {
   std::uint64_t host_tokens = 0;             // handles: see size_host_pool
   std::uint32_t deadline_ms = 0;             // of operations; 0 = the daemon's default
   std::uint32_t answer_timeout_ms = 30'000;  // after which the daemon counts as not answering
+  StateSlots* states = nullptr;              // needed for trailing pools; must outlive the controller
 };
 
 // How a prefetch stands.
@@ -142,10 +144,12 @@ class HICACHE_EXPORT HiCacheController : public TreeTier {
     CacheOperationPtr operation;
     std::vector<PrefixHash> chain;
     std::vector<DevicePage> pages;
+    std::vector<DevicePage> states;  // one for each page, or empty
   };
   struct QueuedLoad {
     CacheOperationPtr operation;
     std::uint64_t sequence = 0;  // of its hold
+    DevicePage state;            // where the states of its last page go
   };
   // A sequence of the group that this rank has not seen the end of.
   struct InFlight {
@@ -156,7 +160,13 @@ class HICACHE_EXPORT HiCacheController : public TreeTier {
     Ticket release;
     std::optional<WriteFence> start;
     std::optional<LayerFence> finish;
-    Status refused = Status::ok;  // why there is no copy
+    Status refused = Status::ok;     // why there is no copy
+    std::vector<DevicePage> states;  // load: one for each page, or empty
+  };
+  // What the daemon found of a list of pages.
+  struct Found {
+    std::uint32_t hits = 0;     // leading ones that are pinned and can be loaded
+    std::uint32_t present = 0;  // leading ones that are there
   };
 
   struct Prefetching {
@@ -177,6 +187,7 @@ class HICACHE_EXPORT HiCacheController : public TreeTier {
   Result<std::vector<DevicePage>> device_pages(std::span<const std::uint64_t> slots) const;
   Outcome start_write(QueuedWrite queued);
   void start_load(InFlight& flight, LayerFence fence);
+  [[nodiscard]] std::vector<DevicePage> states_of(const std::vector<QueuedLoad>& queue) const;
   InFlight* find(std::uint64_t sequence);
 
   // controller_progress.cpp
@@ -186,7 +197,7 @@ class HICACHE_EXPORT HiCacheController : public TreeTier {
   Result<Ticket> post(const std::function<Result<Ticket>()>& post_one);
   Result<OperationResult> result_of(Ticket ticket);
   InFlight& open_flight();
-  Status open_lease(InFlight& flight, std::span<const PrefixHash> hashes, std::uint32_t& hits,
+  Status open_lease(InFlight& flight, std::span<const PrefixHash> hashes, Found& found,
                     SequenceOrder order = SequenceOrder::agreed);
   void release(InFlight& flight);
   Outcome agree(std::vector<HiCacheAck>& acks);

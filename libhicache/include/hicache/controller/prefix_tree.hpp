@@ -175,6 +175,7 @@ class HICACHE_EXPORT PrefixTree {
   // prefix_tree_load.cpp
   void end_load(const HiCacheAck& ack, NodeId id);
   void give_up_device(Node* node);
+  std::vector<Node*> leading_part(std::vector<Node*> chain, std::size_t pages);
 
   PrefixTreeOptions options_;
   TreeTier& tier_;

@@ -17,7 +17,10 @@ namespace hicache {
 struct HostHold {
   LeaseId lease;
   std::uint64_t sequence = 0;
-  std::uint64_t tokens = 0;  // leading tokens that the host really has
+  std::uint64_t tokens = 0;  // leading tokens that the host really has and that can be loaded
+  // Leading tokens that the host has. More than `tokens` for a hybrid model, where a load has to end with a
+  // page that carries states.
+  std::uint64_t present_tokens = 0;
 };
 
 class TreeTier {
