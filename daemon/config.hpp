@@ -37,10 +37,11 @@ struct Config {
   } socket;
 
   struct Pool {
-    std::uint64_t bytes = 1ull << 30;          // reserved at start
-    std::uint64_t segment_bytes = 4ull << 20;  // power of two from 64 KiB to 1 GiB
-    std::uint32_t max_pages = 0;               // logical pages at most; 0 = pool.bytes / 16 KiB, at most 4 Mi
-    HugePages huge_pages = HugePages::off;     // of the pool, when it is made
+    std::uint64_t bytes = 1ull << 30;           // reserved at start
+    std::uint64_t memory_reserve = 1ull << 30;  // what must be left of the memory then, for everybody else
+    std::uint64_t segment_bytes = 4ull << 20;   // power of two from 64 KiB to 1 GiB
+    std::uint32_t max_pages = 0;            // logical pages at most; 0 = pool.bytes / 16 KiB, at most 4 Mi
+    HugePages huge_pages = HugePages::off;  // of the pool, when it is made
   } pool;
 
   struct Region {

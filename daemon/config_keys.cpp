@@ -241,6 +241,7 @@ std::vector<ConfigKey> make_keys() {
   k.push_back(integer("socket.max_connections_per_process", kReload, 1, 65536, kAny,
                       HICACHE_MEMBER(socket.max_connections_per_process)));
   k.push_back(bytes("pool.bytes", 64 * kKiB, 64 * kTiB, kAny, HICACHE_MEMBER(pool.bytes)));
+  k.push_back(bytes("pool.memory_reserve", 0, 64 * kTiB, kAny, HICACHE_MEMBER(pool.memory_reserve)));
   k.push_back(bytes("pool.segment_bytes", 64 * kKiB, kGiB, kPower, HICACHE_MEMBER(pool.segment_bytes)));
   k.push_back(integer("pool.max_pages", kFixed, 0, kMaxPages, kAny, HICACHE_MEMBER(pool.max_pages)));
   k.push_back(one_of<HugePages>(

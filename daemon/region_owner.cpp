@@ -18,6 +18,7 @@
 #include "daemon/huge_pages.hpp"
 #include "shm/clock.hpp"
 #include "shm/crash_points.hpp"
+#include "shm/memory_guard.hpp"
 #include "shm/page_word.hpp"
 #include "shm/process.hpp"
 
@@ -50,6 +51,23 @@ Outcome check_space(std::uint64_t wanted) {
           "containers: --shm-size)",
           format_bytes(free), format_bytes(total), format_bytes(wanted),
           total - free + align_up(wanted, kMiB)),
+      0};
+}
+
+// The node's only reservation of memory for pages: a daemon that takes the region over makes none.
+Outcome check_memory(std::uint64_t wanted, std::uint64_t reserve) {
+  const auto available = available_memory();
+  if (!available) {
+    spdlog::warn("pool.memory_reserve is not looked after: {}", available.error().message);
+    return success();
+  }
+  if (check_host_memory(wanted, *available, 1, reserve)) return success();
+  return Error{
+      Status::no_space,
+      fmt::format("{} of memory are available here and pool.memory_reserve keeps {} of them, but the "
+                  "pool and the control region need {}: lower pool.bytes or pool.memory_reserve, or "
+                  "raise the memory limit of the control group",
+                  format_bytes(*available), format_bytes(reserve), format_bytes(wanted)),
       0};
 }
 
@@ -180,7 +198,9 @@ Result<RegionOwner> RegionOwner::create(const Config& config, const std::string&
 
 Outcome RegionOwner::build(const Config& config, const RegionPlan& plan, const std::string& socket_path) {
   const std::uint64_t pool_bytes = usable_pool_bytes(config);
-  if (auto space = check_space(plan.total_bytes + pool_bytes); !space) return space;
+  const std::uint64_t wanted = plan.total_bytes + pool_bytes;
+  if (auto space = check_space(wanted); !space) return space;
+  if (auto memory = check_memory(wanted, config.pool.memory_reserve); !memory) return memory;
 
   // From here on the destructor removes what exists.
   created_ = true;

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "shm/host_page_state.hpp"
 #include "shm/protocol.hpp"
 #include "shm/region_layout.hpp"
 #include "shm/types.hpp"
@@ -48,6 +49,9 @@ struct ChannelHeader {
   // on.
   alignas(kCacheLine) A32 client_tripwire;  // held by the client, watched by the daemon
   alignas(kCacheLine) A32 daemon_tripwire;  // held by the daemon, watched by the client
+  // Written by the client only, for people: pages of its controller by HostPageState, refused transitions.
+  alignas(kCacheLine) A32 host_pages[kHostPageStates];
+  A32 host_page_refusals;
 };
 static_assert(sizeof(ChannelHeader) <= 4096);
 

@@ -154,7 +154,9 @@ struct alignas(kCacheLine) ClientEntry {
   A64 bytes_loaded;
   A64 last_operation_ns;
   A8 engine[64];
-  A64 reserved0[4];
+  A32 host_pages[5];  // of the client's controller, by HostPageState: what the client says
+  A32 host_page_refusals;
+  A64 reserved0;
 };
 static_assert(sizeof(ClientEntry) == 256);
 

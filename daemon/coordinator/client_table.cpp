@@ -97,6 +97,10 @@ void ClientTable::mirror_rings(const Client& client) {
   e.cq_tail.store(client.completions.tail(), kRelaxed);
   e.cq_head_seen.store(client.completions.head_seen(), kRelaxed);
   e.operations_in_flight.store(client.open_operations, kRelaxed);
+  for (std::size_t i = 0; i < kHostPageStates; ++i) {
+    e.host_pages[i].store(client.header->host_pages[i].load(kRelaxed), kRelaxed);
+  }
+  e.host_page_refusals.store(client.header->host_page_refusals.load(kRelaxed), kRelaxed);
   e.copies_in_flight.store(client.copies_in_flight, kRelaxed);
 }
 

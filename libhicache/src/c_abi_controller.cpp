@@ -2,17 +2,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "c_abi_controller.hpp"
 #include "c_abi_convert.hpp"
-#include "c_abi_error.hpp"
-#include "hicache/controller/controller.hpp"
-#include "hicache/controller/prefix_tree.hpp"
-#include "hicache/hicache_controller.h"
-
-struct hicache_controller {
-  std::unique_ptr<hicache::TokenSlots> device;
-  std::unique_ptr<hicache::HiCacheController> controller;
-  std::unique_ptr<hicache::PrefixTree> tree;
-};
 
 namespace {
 
@@ -42,14 +33,6 @@ hicache::Result<hicache::PrefixTreeOptions> tree_options(const hicache_controlle
     options.eviction = *policy;
   }
   return options;
-}
-
-// Every call on a controller begins with this.
-template <class F>
-hicache_status on(hicache_controller* controller, F&& body) noexcept {
-  return guarded([&]() -> hicache_status {
-    return controller == nullptr ? null_argument("controller") : body(*controller);
-  });
 }
 
 // What a prefetch has brought belongs to the tree as soon as the request may run.
@@ -323,9 +306,20 @@ hicache_status hicache_controller_check_events(hicache_controller* controller, u
 }
 
 hicache_status hicache_controller_reset(hicache_controller* controller) {
+  return hicache_controller_reset_tiers(controller, HICACHE_RESET_BOTH);
+}
+
+hicache_status hicache_controller_reset_tiers(hicache_controller* controller, uint32_t tiers) {
   return on(controller, [&](hicache_controller& c) -> hicache_status {
-    if (const auto reset = c.controller->reset(); !reset) return fail(reset.error());
-    c.tree->reset();
+    if (tiers > HICACHE_RESET_HOST) {
+      return fail(Status::invalid_argument, "tiers is " + std::to_string(tiers) + ", expected 0 to 2");
+    }
+    // A lost session takes both tiers with it.
+    const bool lost = c.controller->state() != Status::ok;
+    const auto which = lost ? hicache::ResetTiers::both : static_cast<hicache::ResetTiers>(tiers);
+    if (const auto reset = c.controller->reset(which); !reset) return fail(reset.error());
+    c.tree->reset(which);
+    c.acks.clear();
     return HICACHE_OK;
   });
 }

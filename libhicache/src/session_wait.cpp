@@ -164,6 +164,14 @@ Result<OperationResult> Session::wait_any(std::uint32_t timeout_ms) {
   }
 }
 
+void Session::report_host_pages(const HostPageCounts& counts) {
+  Impl& m = *impl_;
+  if (m.fork.forked()) return;
+  constexpr auto relaxed = std::memory_order_relaxed;  // figures for people: nothing depends on them
+  for (std::size_t i = 0; i < kHostPageStates; ++i) m.header->host_pages[i].store(counts.pages[i], relaxed);
+  m.header->host_page_refusals.store(counts.refused, relaxed);
+}
+
 void Session::raise_write_fence(std::uint32_t index, std::uint32_t value) {
   Impl& m = *impl_;
   if (m.fork.forked() || index >= kWriteFences) return;

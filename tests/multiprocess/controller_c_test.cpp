@@ -279,4 +279,68 @@ TEST_CASE("pages come back from storage through the C interface") {
   CHECK(hicache_controller_release_aborted_request(c, nullptr) == HICACHE_INVALID_ARGUMENT);
 }
 
+TEST_CASE("an engine with a tree of its own writes, holds and loads through the C interface") {
+  const TestDaemon daemon;
+  CRank rank(daemon);
+  REQUIRE(rank.create(rank.options()) == HICACHE_OK);
+  hicache_controller* c = rank.controller;
+  const std::uint32_t tokens[] = {9, 8, 7, 6, 5, 4, 3, 2};
+  hicache_hash hashes[2];
+  REQUIRE(hicache_hash_chain(tokens, 8, kPageTokens, nullptr, hashes) == HICACHE_OK);
+  std::vector<std::uint64_t> device(8);
+  std::vector<std::uint64_t> host(8);
+  REQUIRE(hicache_controller_alloc(c, 8, device.data()) == HICACHE_OK);
+  std::memset(rank.piece(device[0], 0), 0x11, kPieceBytes);
+  std::memset(rank.piece(device[4], 1), 0x22, kPieceBytes);
+  REQUIRE(hicache_controller_write(c, device.data(), 8, hashes, 2, -7, host.data()) == HICACHE_OK);
+  const auto state = [&] {
+    std::uint32_t found = 99;
+    REQUIRE(hicache_controller_host_page_state(c, host.data(), 8, &found) == HICACHE_OK);
+    return found;
+  };
+  CHECK(state() == HICACHE_HOST_PAGE_PROTECTED);
+  const auto next_ack = [&] {
+    hicache_ack ack{};
+    std::size_t count = 0;
+    REQUIRE(eventually([&] {
+      REQUIRE(hicache_controller_take_acks(c, &ack, 1, &count) == HICACHE_OK);
+      return count == 1;
+    }));
+    return ack;
+  };
+  const hicache_ack written = next_ack();
+  CHECK((written.kind == HICACHE_ACK_WRITE && written.status == HICACHE_OK && written.node == -7));
+  CHECK((written.host_tokens == 8 && written.sequence == 1));
+  CHECK(state() == HICACHE_HOST_PAGE_SYNCED);
+  // What is synced is no backup yet: refused, counted, and nothing has changed.
+  CHECK(hicache_controller_evict_host_slots(c, host.data(), 8) == HICACHE_INVALID_ARGUMENT);
+  CHECK(last_error().find("Inconsistent states") != std::string::npos);
+  REQUIRE(hicache_controller_evict_device_slots(c, device.data(), 8, host.data(), 8) == HICACHE_OK);
+  CHECK(state() == HICACHE_HOST_PAGE_BACKUP);
+  CHECK(hicache_controller_evict_device_slots(c, device.data(), 8, host.data(), 8) ==
+        HICACHE_INVALID_ARGUMENT);
+  std::uint64_t pages[5] = {};
+  std::uint64_t refused = 0;
+  REQUIRE(hicache_controller_host_pages(c, pages, &refused) == HICACHE_OK);
+  CHECK((pages[HICACHE_HOST_PAGE_IDLE] == 62 && pages[HICACHE_HOST_PAGE_BACKUP] == 2 && refused == 2));
+
+  hicache_hold hold{};
+  hold.struct_size = sizeof hold;
+  REQUIRE(hicache_controller_hold(c, host.data(), 8, &hold) == HICACHE_OK);
+  CHECK((hold.tokens == 8 && hold.present_tokens == 8 && hold.lease != 0));
+  REQUIRE(hicache_controller_let_go(c, &hold) == HICACHE_OK);
+  REQUIRE(hicache_controller_hold(c, host.data(), 8, &hold) == HICACHE_OK);
+  std::vector<std::uint64_t> back(8);
+  CHECK(hicache_controller_load(c, &hold, host.data(), 9, -8, back.data()) == HICACHE_INVALID_ARGUMENT);
+  REQUIRE(hicache_controller_load(c, &hold, host.data(), 8, -8, back.data()) == HICACHE_OK);
+  std::int32_t producer = -1;
+  REQUIRE(hicache_controller_start_loading(c, &producer) == HICACHE_OK);
+  REQUIRE(hicache_controller_wait_layer(c, producer, 1, 10'000) == HICACHE_OK);
+  CHECK(rank.piece(back[0], 0)[5] == 0x11);
+  CHECK(rank.piece(back[4], 1)[5] == 0x22);
+  const hicache_ack loaded = next_ack();
+  CHECK((loaded.kind == HICACHE_ACK_LOAD && loaded.node == -8 && loaded.tokens == 8));
+  CHECK(state() == HICACHE_HOST_PAGE_SYNCED);
+}
+
 }  // namespace hicache::test

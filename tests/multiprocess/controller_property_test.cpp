@@ -1,5 +1,6 @@
-// Random work on a group of rank processes that are delayed, starved of pool pages and killed. Every decision
-// is compared between the ranks, every page with what it must hold, every slot with the books.
+// Random work on a group of rank processes that are delayed, starved of pool pages and killed. After every
+// step each rank's tree is compared with a sequential model that was written apart from it (naive_tree.hpp),
+// every decision between the ranks, every page with what it must hold, every slot with the books.
 #include <csignal>
 #include <deque>
 #include <map>
@@ -9,6 +10,7 @@
 #include <thread>
 
 #include "tests/support/catch.hpp"
+#include "tests/support/checked_tree.hpp"
 #include "tests/support/controller_rank.hpp"
 
 namespace hicache::test {
@@ -54,10 +56,12 @@ class Worker {
         rank_(rank),
         random_(seed),
         noise_(seed ^ (rank * 7919u + 1)),
-        r_(daemon, rank, small_spec(Attention::mha, kRanks), options(policy, eviction), 0, kHostTokens) {}
+        r_(daemon, rank, small_spec(Attention::mha, kRanks), {}, 0, kHostTokens),
+        tree_(options(policy, eviction), *r_.controller) {}
 
   static PrefixTreeOptions options(WritePolicy policy, TreePolicy eviction) {
     PrefixTreeOptions o;
+    o.page_tokens = 4;
     o.write_policy = policy;
     o.eviction = eviction;
     o.load_back_threshold = 8;
@@ -77,12 +81,12 @@ class Worker {
       out_.str("");
     }
     unlock_all();
-    r_.tree->apply(TestRank::take(r_.controller->drain()));
+    tree_.apply(TestRank::take(r_.controller->drain()));
     verify("at the end");
   }
   // After the group broke: everything comes back.
   void reset_after_loss() {
-    r_.tree->reset();
+    tree_.reset();
     locked_.clear();
     TestRank::take(r_.controller->reset());
     if (r_.device->available() != r_.device->size()) throw std::logic_error("device slots are lost");
@@ -102,7 +106,7 @@ class Worker {
   }
 
   void one_step(std::uint32_t step) {
-    PrefixTree& tree = *r_.tree;
+    CheckedTree& tree = tree_;
     for (const HiCacheAck& ack : TestRank::take(r_.controller->check_events())) {
       out_ << " ack " << ack.node_ids[0] << ' ' << to_string(ack.status) << ' ' << ack.host_tokens;
       tree.apply(ack);
@@ -141,7 +145,7 @@ class Worker {
   }
 
   void request(const std::vector<PrefixHash>& hashes, bool chunked) {
-    PrefixTree& tree = *r_.tree;
+    CheckedTree& tree = tree_;
     if (pick(3) == 0) {
       const auto adopted = tree.adopt(hashes);
       out_ << " adopt " << (adopted ? std::to_string(*adopted) : std::string(to_string(adopted.status())));
@@ -188,8 +192,8 @@ class Worker {
 
   // A request that asks for its pages and is cancelled before they are loaded.
   void abort_load(const std::vector<PrefixHash>& hashes) {
-    const auto found = r_.tree->match(hashes);
-    const auto view = r_.tree->view(found.host_node);
+    const auto found = tree_.match(hashes);
+    const auto view = tree_.view(found.host_node);
     if (!view || view->host_slots.empty() || view->writing) return;
     const auto held = TestRank::take(r_.controller->hold(view->host_slots));
     out_ << " abort " << held.tokens;
@@ -198,14 +202,14 @@ class Worker {
 
   void reset() {
     unlock_all();
-    r_.tree->reset();
+    tree_.reset();
     TestRank::take(r_.controller->reset());
     model_.clear();
     out_ << " reset " << r_.controller->epoch();
   }
 
   void unlock_one() {
-    TestRank::take(r_.tree->unlock(locked_.front()));
+    TestRank::take(tree_.unlock(locked_.front()));
     locked_.pop_front();
   }
   void unlock_all() {
@@ -217,12 +221,12 @@ class Worker {
     if (const Status state = r_.controller->state(); state != Status::ok) {
       throw std::runtime_error(std::string(to_string(state)));
     }
-    const std::string wrong = r_.tree->check();
+    const std::string wrong = tree_.check();
     if (!wrong.empty()) throw std::logic_error(when + ": " + wrong);
-    if (r_.tree->device_tokens() + r_.device->available() != r_.device->size()) {
+    if (tree_.device_tokens() + r_.device->available() != r_.device->size()) {
       throw std::logic_error(when + ": device slots are lost");
     }
-    if (r_.tree->host_tokens() + r_.controller->host_pages().available() != kHostTokens) {
+    if (tree_.host_tokens() + r_.controller->host_pages().available() != kHostTokens) {
       throw std::logic_error(when + ": host handles are lost");
     }
     if (r_.controller->host_pages().refused() != 0) {
@@ -235,6 +239,7 @@ class Worker {
   std::mt19937 random_;  // the same on every rank
   std::mt19937 noise_;
   ControllerRank r_;
+  CheckedTree tree_;
   Model model_;
   std::deque<NodeId> locked_;
   std::ostringstream out_;
@@ -246,7 +251,9 @@ std::string first_lines(const std::string& text, std::size_t bytes) {
 
 }  // namespace
 
-TEST_CASE("ranks decide alike through random work, a pool that loses pages, resets and the death of a rank") {
+TEST_CASE(
+    "ranks decide alike, and as the sequential model does, through random work, a pool that loses pages, "
+    "resets and the death of a rank") {
   const unsigned seed = std::random_device{}();
   std::printf("seed %u\n", seed);
   INFO("seed " << seed);

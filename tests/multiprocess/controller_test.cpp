@@ -110,6 +110,27 @@ TEST_CASE("AC-43 evict_host gives up backups only") {
   CHECK(solo.r.rank.session().probe(hashes).leading == 2);
 }
 
+TEST_CASE("hicache-dump shows an engine's handles by state, and how many wrong transitions were refused") {
+  Solo solo;
+  solo.backed(prompt(80, 2));
+  const auto hashes = prompt(81, 3);
+  const auto synced = solo.controller().write(solo.r.compute(hashes), hashes, 1);
+  solo.r.acks(1);
+  CHECK_FALSE(solo.controller().evict_host(*synced, true).ok());
+  const auto shown = [&] {
+    TestRank::take(solo.controller().check_events());
+    return run_program({program("hicache-dump"), solo.daemon.name(), "--ranks"}).out;
+  };
+  INFO(shown());
+  CHECK(eventually([&] {
+    return shown().find("idle 1019 reserved 0 protected 0 synced 3 backup 2 refused transitions 1") !=
+           std::string::npos;
+  }));
+  const auto json = run_program({program("hicache-dump"), solo.daemon.name(), "--json", "--ranks"});
+  CHECK(json.out.find("\"refused_transitions\": 1") != std::string::npos);
+  require_clean(solo.daemon);
+}
+
 TEST_CASE("loads that start together are one batch with one fence, by priority, and one ack") {
   Solo solo;
   const auto a = prompt(3, 3);
@@ -329,6 +350,29 @@ TEST_CASE("AC-73 after a reset no slot is lost or free twice, and nothing of bef
           "epoch 1\nin flight 0\ndevice 256\nwhole list 1\nhost 4096\nrefused 0\nheard 0\nack epoch 1\n");
   }
   require_clean(daemon);
+}
+
+TEST_CASE("a reset of one tier: the device alone leaves backups, the host alone leaves device slots") {
+  Solo solo;
+  const auto hashes = prompt(90, 3);
+  const Slots device = solo.r.compute(hashes);
+  const auto host = solo.controller().write(device, hashes, 1);
+  solo.r.acks(1);
+  REQUIRE(solo.controller().reset(ResetTiers::device).ok());
+  CHECK(solo.r.device->available() == solo.r.device->size());
+  CHECK(*solo.controller().host_pages().state(*host) == HostPageState::backup);
+  const auto back = solo.controller().load(*host);
+  REQUIRE(back.ok());
+  solo.r.spoil(*back);
+  REQUIRE(*solo.controller().start_loading() == 0);
+  solo.r.acks(1);
+  CHECK(solo.r.holds(*back, hashes));
+  REQUIRE(solo.controller().reset(ResetTiers::host).ok());
+  CHECK(solo.controller().host_pages().available() == 4096);
+  CHECK(solo.r.device->available() == solo.r.device->size() - 12);
+  CHECK(solo.controller().epoch() == 2);
+  CHECK(solo.r.rank.session().probe(hashes).leading == 3);  // the pool keeps its pages
+  require_clean(solo.daemon);
 }
 
 TEST_CASE("a rank that dies ends the others' operations, and a reset leaves them whole") {

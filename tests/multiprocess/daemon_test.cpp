@@ -181,6 +181,20 @@ TEST_CASE("a pool that does not fit /dev/shm is refused with what is free and wh
   CHECK(shm_leftovers(name).empty());
 }
 
+TEST_CASE("AC-22 a pool that would eat the reserve of the memory is refused at start, with the figures") {
+  TempDir dir;
+  const std::string name = unique_region_name();
+  write_text(dir.file("reserve.json"), R"({"name": ")" + name +
+                                           R"(", "pool": {"bytes": "16MiB", "memory_reserve": "60TiB"},
+    "socket": {"path": ")" + dir.file("s.sock") +
+                                           R"("}})");
+  const auto run = run_program({program("hicached"), "--config", dir.file("reserve.json"), "--foreground"});
+  CHECK(run.status.exited_with(1));
+  CHECK(contains(run.err, "pool.memory_reserve keeps 60TiB"));
+  CHECK(contains(run.err, "lower pool.bytes or pool.memory_reserve"));
+  CHECK(shm_leftovers(name).empty());
+}
+
 TEST_CASE("the region of a killed daemon is taken over, and the log says so") {
   TestDaemon daemon;
   daemon.kill9();

@@ -19,8 +19,8 @@ namespace hicache::test {
 struct ControllerRank {
   ControllerRank(const TestDaemon& daemon, std::uint32_t tp_rank, const NamespaceSpec& spec,
                  PrefixTreeOptions tree_options = {}, std::uint32_t deadline_ms = 0,
-                 std::uint64_t host_tokens = 4096)
-      : rank(daemon, "engine", tp_rank, spec),
+                 std::uint64_t host_tokens = 4096, const std::string& engine = "engine")
+      : rank(daemon, engine, tp_rank, spec),
         device(TestRank::take(
             TokenSlots::create(std::uint64_t{TestRank::kDevicePages} * spec.page_tokens, spec.page_tokens))) {
     ControllerOptions options;

@@ -469,6 +469,40 @@ TEST_CASE("a pinned prefix stays until its time, and pins are bounded") {
   CHECK(rig.tree.check() == "");
 }
 
+TEST_CASE("a reset of one tier leaves what the other one holds") {
+  for (const ResetTiers tiers : {ResetTiers::device, ResetTiers::host}) {
+    Rig rig(options(4));
+    const Hashes backed = chain(1, 24, 4);
+    rig.run(backed);
+    rig.finish();
+    CHECK(rig.tree.evict(24) == 24);
+    // Written and on the device; then one that is only on the device, because its write was not kept.
+    const NodeId both = rig.run(chain(2, 16, 4));
+    rig.finish();
+    const NodeId device_only = rig.run(chain(3, 8, 4));
+    rig.tree.apply(rig.tier.finish(0));
+    REQUIRE(rig.tree.lock(both).ok());
+    REQUIRE(rig.view(device_only).host_slots.empty());
+    rig.tree.reset(tiers);
+    CHECK(rig.tree.check() == "");
+    const auto first = rig.tree.match(backed);
+    const auto second = rig.tree.match(chain(2, 16, 4));
+    const auto third = rig.tree.match(chain(3, 8, 4));
+    if (tiers == ResetTiers::device) {
+      CHECK(rig.tree.device_tokens() == 0);
+      CHECK((first.host_tokens == 24 && second.host_tokens == 16 && third.host_node == PrefixTree::kRoot));
+      CHECK(rig.view(both).locks == 0);
+      CHECK(rig.tree.evict_host(1000) == 40);
+      CHECK(rig.tree.nodes() == 0);
+    } else {
+      CHECK(rig.tree.host_tokens() == 0);
+      CHECK((first.host_node == PrefixTree::kRoot && first.device_slots.empty()));
+      CHECK((second.device_slots.size() == 16 && third.device_slots.size() == 8));
+      CHECK(rig.view(both).locks == 1);  // a lock on the device copy, which is still there
+    }
+  }
+}
+
 TEST_CASE("two trees that see the same calls make the same decisions, whatever is thrown at them") {
   const unsigned seed = std::random_device{}();
   INFO("seed " << seed);

@@ -140,6 +140,10 @@ std::vector<ClientRow> decode_clients(const ConstTables& t) {
     r.bytes_written = get(e.bytes_written);
     r.bytes_loaded = get(e.bytes_loaded);
     r.last_operation_ns = get(e.last_operation_ns);
+    for (std::size_t state = 0; state < kHostPageStates; ++state) {
+      r.host_pages.pages[state] = get(e.host_pages[state]);
+    }
+    r.host_pages.refused = get(e.host_page_refusals);
     rows.push_back(std::move(r));
   }
   return rows;

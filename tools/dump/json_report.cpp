@@ -108,6 +108,15 @@ Json groups_json(const ConstTables& t) {
   return list;
 }
 
+Json host_pages_json(const ClientRow& client) {
+  Json json = Json::object();
+  for (std::size_t i = 0; i < kHostPageStates; ++i) {
+    json[std::string(to_string(static_cast<HostPageState>(i)))] = client.host_pages.pages[i];
+  }
+  json["refused_transitions"] = client.host_pages.refused;
+  return json;
+}
+
 Json clients_json(const ConstTables& t) {
   Json list = Json::array();
   for (const ClientRow& c : decode_clients(t)) {
@@ -127,7 +136,8 @@ Json clients_json(const ConstTables& t) {
                     {"errors", c.errors},
                     {"bytes_written", c.bytes_written},
                     {"bytes_loaded", c.bytes_loaded},
-                    {"last_operation_ns", c.last_operation_ns}});
+                    {"last_operation_ns", c.last_operation_ns},
+                    {"host_pages", host_pages_json(c)}});
   }
   return list;
 }

@@ -117,6 +117,18 @@ void write_summary(Output& out, const ConstTables& t, const Summary& s) {
   }
 }
 
+// A client with a controller has handles, if only idle ones.
+void write_host_pages(Output& out, const ClientRow& client) {
+  std::string states;
+  std::uint64_t handles = 0;
+  for (std::size_t i = 0; i < kHostPageStates; ++i) {
+    handles += client.host_pages.pages[i];
+    states += fmt::format(" {} {}", to_string(static_cast<HostPageState>(i)), client.host_pages.pages[i]);
+  }
+  if (handles == 0) return;
+  out.line("host pages  client {}{} refused transitions {}", client.slot, states, client.host_pages.refused);
+}
+
 void write_ranks(Output& out, const ConstTables& t) {
   const auto groups = decode_groups(t);
   const auto clients = decode_clients(t);
@@ -137,6 +149,7 @@ void write_ranks(Output& out, const ConstTables& t) {
         c.slot, c.generation, c.state, c.role, c.tp_rank, id_text(c.group), id_text(c.namespace_id), c.engine,
         c.pid, c.uid, utc(c.attached_unix_ns), c.device_pages, c.operations, c.errors,
         bytes_text(c.bytes_written), bytes_text(c.bytes_loaded));
+    write_host_pages(out, c);
   }
   for (const LeaseRow& l : leases) {
     if (out.closed()) return;

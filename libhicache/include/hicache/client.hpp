@@ -22,6 +22,7 @@
 #include "shm/channel_layout.hpp"
 #include "shm/device_geometry.hpp"
 #include "shm/fd.hpp"
+#include "shm/host_page_state.hpp"
 #include "shm/namespace_spec.hpp"
 #include "shm/prefix_index.hpp"
 #include "shm/protocol.hpp"
@@ -211,6 +212,10 @@ class HICACHE_EXPORT Session {
   // How the load that uses `fence` ended: ok when every layer has landed, else its status. Waits for the end
   // at most timeout_ms.
   Outcome load_result(const LayerFence& fence, std::uint32_t timeout_ms);
+
+  // Tells people who look at the region (hicache-dump) how many host pages of this rank's controller are in
+  // which state. Costs a few stores.
+  void report_host_pages(const HostPageCounts& counts);
 
   // ok, or why the session has ended. Cheap; looks at the socket at most every few milliseconds.
   [[nodiscard]] Status state() const;

@@ -128,6 +128,79 @@ HICACHE_EXPORT hicache_status hicache_controller_check_events(hicache_controller
 /* Waits for everything in flight, then forgets tree, handles and device slots. HICACHE_BUSY: a copy may still
  * run. */
 HICACHE_EXPORT hicache_status hicache_controller_reset(hicache_controller* controller);
+typedef enum { HICACHE_RESET_BOTH = 0, HICACHE_RESET_DEVICE = 1, HICACHE_RESET_HOST = 2 } hicache_reset_tiers;
+/* The same for one tier: what the other one holds stays. */
+HICACHE_EXPORT hicache_status hicache_controller_reset_tiers(hicache_controller* controller, uint32_t tiers);
+
+/* --- Without the tree: for an engine that keeps its own. Node ids are the caller's and come back in acks; below
+ * -1 they can't be taken for nodes of the tree. All ranks make these calls alike, too. */
+
+/* Queues a copy of whole device pages to the host and starts it. `chain`: hashes from the prefix's first page to
+ * the last one written, at least slot_count / page_tokens. `host_slots` gets slot_count handles.
+ * HICACHE_NO_SPACE: too few handles. */
+HICACHE_EXPORT hicache_status hicache_controller_write(hicache_controller* controller,
+                                                       const uint64_t* device_slots, size_t slot_count,
+                                                       const hicache_hash* chain, size_t chain_count,
+                                                       int64_t node, uint64_t* host_slots);
+
+/* Host pages that can't be evicted until they are loaded or let go. */
+typedef struct hicache_hold {
+  uint32_t struct_size;
+  uint32_t reserved;
+  uint64_t lease;
+  uint64_t sequence;
+  uint64_t tokens;         /* leading tokens that can be loaded */
+  uint64_t present_tokens; /* leading tokens that are there: more, where a hybrid model's states are missing */
+} hicache_hold;
+HICACHE_EXPORT hicache_status hicache_controller_hold(hicache_controller* controller,
+                                                      const uint64_t* host_slots, size_t count,
+                                                      hicache_hold* hold);
+HICACHE_EXPORT hicache_status hicache_controller_let_go(hicache_controller* controller,
+                                                        const hicache_hold* hold);
+/* Takes device slots and queues their load from held pages, `count` <= hold->tokens; the hold goes with it.
+ * Nothing moves before start_loading. HICACHE_NO_SPACE: too few device slots, the hold stays. */
+HICACHE_EXPORT hicache_status hicache_controller_load(hicache_controller* controller, const hicache_hold* hold,
+                                                      const uint64_t* host_slots, size_t count, int64_t node,
+                                                      uint64_t* device_slots);
+/* Frees device slots. With host slots: they must be synced, and become the only copy. */
+HICACHE_EXPORT hicache_status hicache_controller_evict_device_slots(hicache_controller* controller,
+                                                                    const uint64_t* device_slots,
+                                                                    size_t device_count,
+                                                                    const uint64_t* host_slots,
+                                                                    size_t host_count);
+/* Gives up handles of backups. */
+HICACHE_EXPORT hicache_status hicache_controller_evict_host_slots(hicache_controller* controller,
+                                                                  const uint64_t* host_slots, size_t count);
+
+typedef enum { HICACHE_ACK_LOAD = 0, HICACHE_ACK_WRITE = 1 } hicache_ack_kind;
+typedef struct hicache_ack {
+  uint32_t kind;        /* hicache_ack_kind */
+  int32_t status;       /* hicache_status: HICACHE_OK, or not everything is where it should be */
+  int64_t node;         /* a batch of loads has an ack for each of its nodes */
+  uint64_t sequence;    /* the group's */
+  uint64_t epoch;       /* grows with every reset */
+  uint64_t tokens;      /* of the operation, the whole batch */
+  uint64_t host_tokens; /* write: leading tokens that the host holds now */
+} hicache_ack;
+/* As check_events, and tells what has ended: at most `capacity` acks now, the rest with the next calls. */
+HICACHE_EXPORT hicache_status hicache_controller_take_acks(hicache_controller* controller, hicache_ack* acks,
+                                                           size_t capacity, size_t* count);
+
+typedef enum {
+  HICACHE_HOST_PAGE_IDLE = 0,
+  HICACHE_HOST_PAGE_RESERVED = 1,
+  HICACHE_HOST_PAGE_PROTECTED = 2,
+  HICACHE_HOST_PAGE_SYNCED = 3,
+  HICACHE_HOST_PAGE_BACKUP = 4
+} hicache_host_page_state;
+/* The one state of all these handles; HICACHE_BUSY when they differ. */
+HICACHE_EXPORT hicache_status hicache_controller_host_page_state(hicache_controller* controller,
+                                                                 const uint64_t* host_slots, size_t count,
+                                                                 uint32_t* state);
+/* How many pages are in each of the five states (`pages` may be NULL), and how many wrong transitions were
+ * refused. */
+HICACHE_EXPORT hicache_status hicache_controller_host_pages(hicache_controller* controller, uint64_t* pages,
+                                                            uint64_t* refused);
 
 #ifdef __cplusplus
 }

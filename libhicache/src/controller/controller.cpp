@@ -312,15 +312,7 @@ Result<std::uint64_t> HiCacheController::evict_host(std::span<const std::uint64_
   if (!backup_only) {
     return Error{Status::invalid_argument, "Other eviction policies are not supported yet.", 0};
   }
-  const auto state = host_->state(host_slots);
-  if (!state) return state.error();
-  if (*state != HostPageState::backup) {
-    return Error{Status::invalid_argument,
-                 "Inconsistent states: evict_host of pages that are " + std::string(to_string(*state)) +
-                     ", expected backup",
-                 0};
-  }
-  if (const auto freed = host_->free(host_slots); !freed) return freed.error();
+  if (const auto freed = host_->free_backup(host_slots); !freed) return freed.error();
   return std::uint64_t{host_slots.size()};
 }
 

@@ -120,6 +120,7 @@ Result<std::vector<HiCacheAck>> HiCacheController::check_events() {
   if (agreement_ticket_) {
     if (const auto agreed = agree(acks); !agreed) return agreed.error();
   }
+  session_.report_host_pages(host_->counts());
   // The answer is read at the next call: it has come by then, and nobody waits.
   const auto ticket = post([&] { return session_.agree(agreement_ + 1, options_.deadline_ms); });
   if (!ticket) return ticket.error();
@@ -279,7 +280,7 @@ Outcome HiCacheController::end_without_daemon() {
   return success();
 }
 
-Outcome HiCacheController::reset(bool clear_device) {
+Outcome HiCacheController::reset(ResetTiers tiers) {
   for (QueuedLoad& queued : std::exchange(queued_loads_, {})) {
     static_cast<void>(host_->abort_io(queued.operation->host_slots));
     static_cast<void>(device_.free(queued.operation->device_slots));
@@ -292,10 +293,13 @@ Outcome HiCacheController::reset(bool clear_device) {
     if (const auto ended = end_without_daemon(); !ended) return ended;
     // No copy runs, so no page is in one, whatever its state was when the daemon went.
     host_ = std::move(*HostPageStates::create(options_.host_tokens, options_.spec.page_tokens));
+    tiers = ResetTiers::both;
+  } else if (tiers == ResetTiers::device) {
+    host_->forget_device();
   } else if (const auto cleared = host_->clear(); !cleared) {
     return cleared;
   }
-  if (clear_device) device_.clear();
+  if (tiers != ResetTiers::host) device_.clear();
   queued_writes_.clear();
   counter_.reset();
   ++epoch_;

@@ -1,5 +1,6 @@
 #include "hicache/controller/host_page_states.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace hicache {
@@ -14,6 +15,16 @@ Result<std::unique_ptr<HostPageStates>> HostPageStates::create(std::uint64_t slo
 HostPageStates::HostPageStates(std::unique_ptr<TokenSlots> slots)
     : slots_(std::move(slots)), pages_(slots_->size() / slots_->page_tokens()) {
   counts_[0] = pages_.size();
+}
+
+HostPageCounts HostPageStates::counts() const {
+  constexpr std::uint64_t kMost = 0xffffffffu;
+  HostPageCounts counts;
+  for (std::size_t i = 0; i < kHostPageStates; ++i) {
+    counts.pages[i] = static_cast<std::uint32_t>(std::min(counts_[i], kMost));
+  }
+  counts.refused = static_cast<std::uint32_t>(std::min(refused_, kMost));
+  return counts;
 }
 
 Error HostPageStates::refuse(Status status, std::string text) {
@@ -73,6 +84,18 @@ Outcome HostPageStates::free(std::span<const std::uint64_t> slots) {
   return success();
 }
 
+Outcome HostPageStates::free_backup(std::span<const std::uint64_t> slots) {
+  const auto pages = pages_of(slots);
+  if (!pages) return refuse(pages.status(), "evict_host: " + pages.error().message);
+  for (const std::uint64_t page : *pages) {
+    if (pages_[page].state == HostPageState::backup) continue;
+    return refuse(Status::invalid_argument,
+                  "Inconsistent states: evict_host of host page " + std::to_string(page) + " that is " +
+                      std::string(to_string(pages_[page].state)) + ", expected backup");
+  }
+  return free(slots);
+}
+
 Outcome HostPageStates::clear() {
   if (pages_in(HostPageState::protected_io) > 0) {
     return refuse(Status::busy, "clear: " + std::to_string(pages_in(HostPageState::protected_io)) +
@@ -119,6 +142,12 @@ Outcome HostPageStates::update_synced(std::span<const std::uint64_t> slots) {
 }
 Outcome HostPageStates::update_prefetch(std::span<const std::uint64_t> slots) {
   return change("update_prefetch", slots, HostPageState::reserved, HostPageState::backup);
+}
+
+void HostPageStates::forget_device() {
+  for (Page& page : pages_) {
+    if (page.state == HostPageState::synced) set(page, HostPageState::backup);
+  }
 }
 
 Outcome HostPageStates::abort_io(std::span<const std::uint64_t> slots) {

@@ -33,7 +33,8 @@ PrefixTree::PrefixTree(const PrefixTreeOptions& options, TreeTier& tier)
 
 PrefixTree::~PrefixTree() = default;
 
-void PrefixTree::reset() {
+void PrefixTree::reset(ResetTiers tiers) {
+  if (tiers != ResetTiers::both) return forget(root_, tiers);
   storage_ = std::make_unique<Storage>();
   device_order_.clear();
   host_order_.clear();

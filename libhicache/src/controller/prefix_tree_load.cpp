@@ -186,6 +186,34 @@ void PrefixTree::give_up_device(Node* node) {
   if (!node->on_host() && node->children == 0) remove(node);
 }
 
+// Takes one tier's copy of everything below a node away, and the nodes that are nowhere then. From the leaves
+// upwards: prefixes may be longer than a stack.
+void PrefixTree::forget(Node* top, ResetTiers tier) {
+  std::vector<Node*> below{top};
+  for (std::size_t i = 0; i < below.size(); ++i) {
+    for (Node* child = below[i]->first_child; child != nullptr; child = child->next_sibling) {
+      below.push_back(child);
+    }
+  }
+  for (std::size_t i = below.size(); i-- > 1;) {
+    Node* node = below[i];
+    if (tier == ResetTiers::device) {
+      node->locks = 0;
+      take_device(node);
+    } else {
+      node->host_locks = 0;
+      take_host(node);
+    }
+    refresh(node);
+    if (node->on_device() || node->on_host()) continue;
+    if (node->pinned_until != 0) {
+      pinned_tokens_ -= tokens_of(*node);
+      std::erase(pinned_, node->id);
+    }
+    unlink(node);
+  }
+}
+
 std::vector<NodeId> PrefixTree::ids() const {
   std::vector<NodeId> out;
   storage_->for_each([&](const Node& node) {

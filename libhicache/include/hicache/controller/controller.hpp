@@ -128,9 +128,10 @@ class HICACHE_EXPORT HiCacheController : public TreeTier {
   Result<std::uint64_t> evict_host(std::span<const std::uint64_t> host_slots, bool backup_only);
   Outcome revive(std::span<const std::uint64_t> host_slots) override;
 
-  // Ends everything in flight first, then forgets all host handles and, unless told otherwise, all device
-  // slots. Works on a lost session too. busy when a copy may still run: nothing was cleared then.
-  Outcome reset(bool clear_device = true);
+  // Ends everything in flight first, then forgets device slots, host handles or both. What is left of a page
+  // is the only copy this engine knows. Works on a lost session too, where both go. busy when a copy may
+  // still run: nothing was cleared then. The tree forgets the same: PrefixTree::reset.
+  Outcome reset(ResetTiers tiers = ResetTiers::both);
   [[nodiscard]] std::uint64_t epoch() const { return epoch_; }
 
   [[nodiscard]] const HostPageStates& host_pages() const { return *host_; }

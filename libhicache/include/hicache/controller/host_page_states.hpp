@@ -22,29 +22,11 @@
 
 #include "hicache/export.h"
 #include "hicache/token_slots.hpp"
+#include "shm/host_page_state.hpp"
 #include "shm/status.hpp"
 #include "shm/types.hpp"
 
 namespace hicache {
-
-enum class HostPageState : std::uint8_t { idle = 0, reserved = 1, protected_io = 2, synced = 3, backup = 4 };
-constexpr std::size_t kHostPageStates = 5;
-
-constexpr std::string_view to_string(HostPageState state) {
-  switch (state) {
-    case HostPageState::idle:
-      return "idle";
-    case HostPageState::reserved:
-      return "reserved";
-    case HostPageState::protected_io:
-      return "protected";
-    case HostPageState::synced:
-      return "synced";
-    case HostPageState::backup:
-      return "backup";
-  }
-  return "unknown_state";
-}
 
 class HICACHE_EXPORT HostPageStates {
  public:
@@ -56,6 +38,8 @@ class HICACHE_EXPORT HostPageStates {
   Result<std::vector<std::uint64_t>> alloc(std::span<const PrefixHash> hashes);
   // Gives the handles up. busy while a copy is in flight on one of them, already_released for an idle one.
   Outcome free(std::span<const std::uint64_t> slots);
+  // The same for backups only: any other state is a wrong transition.
+  Outcome free_backup(std::span<const std::uint64_t> slots);
   // Everything idle. busy while a copy is in flight.
   Outcome clear();
 
@@ -65,6 +49,8 @@ class HICACHE_EXPORT HostPageStates {
   // The copy failed: back to where it came from (reserved for a write, backup for a load).
   Outcome abort_io(std::span<const std::uint64_t> slots);
   Outcome update_backup(std::span<const std::uint64_t> slots);
+  // The device's copies are all gone: every synced page becomes a backup.
+  void forget_device();
   // The device holds the page again without a copy from the host: backup becomes synced.
   Outcome update_synced(std::span<const std::uint64_t> slots);
   Outcome update_prefetch(std::span<const std::uint64_t> slots);
@@ -80,6 +66,7 @@ class HICACHE_EXPORT HostPageStates {
     return counts_[static_cast<std::size_t>(state)];
   }
   [[nodiscard]] std::uint64_t refused() const { return refused_; }
+  [[nodiscard]] HostPageCounts counts() const;
   [[nodiscard]] const std::string& last_refusal() const { return last_refusal_; }
 
  private:

@@ -123,8 +123,9 @@ class HICACHE_EXPORT PrefixTree {
   // Ends the pins whose time has come.
   void expire_pins(std::uint64_t now);
 
-  // Forgets everything. The slots are not freed: the caller clears its pools.
-  void reset();
+  // Forgets everything, or what one tier holds. The slots are not freed: the caller clears its pools. Nothing
+  // may be in flight. The locks of a tier end with what it holds.
+  void reset(ResetTiers tiers = ResetTiers::both);
 
   [[nodiscard]] Result<NodeView> view(NodeId node) const;
   [[nodiscard]] std::size_t nodes() const;
@@ -175,6 +176,7 @@ class HICACHE_EXPORT PrefixTree {
   // prefix_tree_load.cpp
   void end_load(const HiCacheAck& ack, NodeId id);
   void give_up_device(Node* node);
+  void forget(Node* node, ResetTiers tier);
   std::vector<Node*> leading_part(std::vector<Node*> chain, std::size_t pages);
 
   PrefixTreeOptions options_;

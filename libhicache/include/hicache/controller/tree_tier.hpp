@@ -13,6 +13,9 @@
 
 namespace hicache {
 
+// What a reset clears.
+enum class ResetTiers : std::uint8_t { both, device, host };
+
 // Host pages that can't be evicted until they are loaded or let go.
 struct HostHold {
   LeaseId lease;
