@@ -150,8 +150,8 @@ struct Completion {
   std::uint32_t hits = 0;
   std::uint64_t lease = 0;    // reserve: the lease; else the lease named in the submission
   std::uint32_t written = 0;  // write: pages this operation published; prefetch: pages that came
-  // write, prefetch: pages that were ready already; reserve: leading pages present, whether a hit may end with
-  // them or not
+  // write, prefetch: pages that were ready already; reserve: leading pages present, whether a hit may end
+  // with them or not
   std::uint32_t present = 0;
   std::uint32_t filling = 0;  // write: pages another lease is filling; check_prefetch: pages still to come
   std::uint32_t dropped = 0;  // write, prefetch: pages not kept

@@ -208,7 +208,8 @@ PageId PageTable::allocate(const NewPage& page) {
   // Generation 0 means "never used": skip it when the counter wraps.
   w.generation = Generation{w.generation.value + 1 == 0 ? 1 : w.generation.value + 1};
   w.state = PageState::reserved;
-  w.flags = static_cast<std::uint8_t>((page.dirty ? PageWord::kDirty : 0) | (page.states ? PageWord::kStates : 0));
+  w.flags =
+      static_cast<std::uint8_t>((page.dirty ? PageWord::kDirty : 0) | (page.states ? PageWord::kStates : 0));
   set_word(id, w);
   HICACHE_CRASH_POINT(admit_reserved);
   for (std::size_t i = 0; i < 4; ++i) e.key[i].store(page.key.words[i], kRelaxed);

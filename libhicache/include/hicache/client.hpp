@@ -84,8 +84,8 @@ struct OperationResult {
   LeaseId lease;
   std::uint32_t hits = 0;     // reserve; prefetch: pages that storage had
   std::uint32_t written = 0;  // write: pages published by it, counted once per group; prefetch: that came
-  // write, prefetch: pages that were ready already, or came from elsewhere; reserve: leading pages present, more
-  // than hits where states are missing (hybrid models)
+  // write, prefetch: pages that were ready already, or came from elsewhere; reserve: leading pages present,
+  // more than hits where states are missing (hybrid models)
   std::uint32_t present = 0;
   std::uint32_t filling = 0;  // write: pages that another lease was filling; check_prefetch: 0 = it has ended
   std::uint32_t dropped = 0;  // write: pages not kept; prefetch: pages that did not come
