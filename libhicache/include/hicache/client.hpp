@@ -233,7 +233,7 @@ class HICACHE_EXPORT Session {
   struct Impl;
   friend class StreamFences;
   friend Outcome register_cuda_buffers(Session&, std::span<const CudaRange>, std::span<const DeviceTensor>,
-                                       std::uint32_t, std::uint32_t);
+                                       std::uint32_t, std::uint32_t, std::uint32_t);
   class Reattachment;
   // The session as it is now. With `reattach` it may be replaced while other threads still use the one
   // before, which therefore lives as long as the session.
