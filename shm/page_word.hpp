@@ -72,7 +72,8 @@ struct PageWord {
       2;  // its bytes were found wrong: evicting for as long as the daemon lives
   static constexpr std::uint8_t kStoring = 4;  // storage reads its bytes: it is neither evicted nor freed
   static constexpr std::uint8_t kStates = 8;   // it carries the states of its namespace's trailing pools
-  static constexpr std::uint8_t kKnownFlags = kDirty | kQuarantined | kStoring | kStates;
+  // Every bit means something, so none has to be refused by whoever reads a word.
+  static_assert((kDirty | kQuarantined | kStoring | kStates) == 0xf);
 
   PageState state = PageState::free;
   std::uint8_t flags = 0;

@@ -79,7 +79,7 @@ class Surveyor {
       return;
     }
     ++survey_.ready;
-    if (word.generation.value == 0 || (word.flags & ~PageWord::kKnownFlags) != 0) {
+    if (word.generation.value == 0) {
       return complain(i, "has an impossible page word");
     }
     if (get(p.seal) != page_seal(p)) return complain(i, "does not agree with its seal");

@@ -89,8 +89,6 @@ TEST_CASE("A page of the largest TP group is complete with as many shards") {
 TEST_CASE("A wrong page state is found and named") {
   expect("wrong state", "page 3 has state 9",
          [](Tables& t) { set_word(t.pages[3], [](PageWord& w) { w.state = static_cast<PageState>(9); }); });
-  expect("wrong state", "page 3 has flags 0x8",
-         [](Tables& t) { set_word(t.pages[3], [](PageWord& w) { w.flags = 8; }); });
   expect("wrong state", "page 3 is ready in generation 0",
          [](Tables& t) { set_word(t.pages[3], [](PageWord& w) { w.generation = Generation{0}; }); });
   expect("wrong state", "client 2 has state 77", [](Tables& t) { t.clients[2].state.store(77, kRelaxed); });

@@ -55,8 +55,9 @@ TEST_CASE("an empty configuration is the default one and prints every key") {
 
 TEST_CASE("a configuration in which every key differs from its default survives printing and parsing") {
   auto json = nlohmann::ordered_json::parse(R"({
-    "name": "other", "socket": {"path": "/tmp/x.sock", "allowed_uids": [1000, 1001], "max_connections": 7},
-    "pool": {"bytes": "96MiB", "segment_bytes": 65536, "max_pages": 12345, "huge_pages": "prefer"},
+    "name": "other", "socket": {"path": "/tmp/x.sock", "allowed_uids": [1000, 1001], "max_connections": 7,
+               "max_connections_per_process": 6},
+    "pool": {"bytes": "96MiB", "segment_bytes": 65536, "max_pages": 12345, "memory_reserve": "2GiB", "huge_pages": "prefer"},
     "region": {"keep_on_exit": true, "flight_records": 64},
     "eviction": {"policy": "lfu", "high_watermark": 0.5, "low_watermark": 0.25},
     "integrity": {"checksums": "always", "verify": "full"},
@@ -95,7 +96,8 @@ TEST_CASE("a configuration in which every key differs from its default survives 
 }
 
 TEST_CASE("an unknown key is refused with its path and the keys that exist there") {
-  check_one_fault(R"({"pool": {"byts": 1}})", "pool.byts: unknown key, expected one of bytes, segment_bytes");
+  check_one_fault(R"({"pool": {"byts": 1}})",
+                  "pool.byts: unknown key, expected one of bytes, memory_reserve");
   check_one_fault(R"({"pol": {}})", "pol: unknown key, expected one of name, socket, pool");
   check_one_fault(R"({"": 1})", ": unknown key");
   check_one_fault(R"({"pool.bytes": "1GiB"})", "pool.bytes: unknown key");

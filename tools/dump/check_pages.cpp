@@ -38,10 +38,6 @@ void check_free(const CheckContext& c, std::uint32_t i) {
 void check_used(const CheckContext& c, std::uint32_t i) {
   const PageEntry& p = c.t.pages[i];
   const PageWord word = PageWord::decode(get(p.word));
-  if ((word.flags & ~PageWord::kKnownFlags) != 0) {
-    c.out.add(page_id(c, FindingKind::wrong_state, i, 2), Proof::structure,
-              "page {} has flags {:#x}, expected none but {:#x}", i, word.flags, +PageWord::kKnownFlags);
-  }
   if (word.generation.value == 0) {
     c.out.add(page_id(c, FindingKind::wrong_state, i, 3), Proof::structure, "page {} is {} in generation 0",
               i, to_string(word.state));

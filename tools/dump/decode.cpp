@@ -207,7 +207,6 @@ std::optional<PageRow> decode_page(const ConstTables& t, std::uint32_t id) {
   if ((word.flags & PageWord::kStoring) != 0) r.flags += r.flags.empty() ? "storing" : ",storing";
   if ((word.flags & PageWord::kStates) != 0) r.flags += r.flags.empty() ? "states" : ",states";
   if ((word.flags & PageWord::kQuarantined) != 0) r.flags = "quarantined";
-  if ((word.flags & ~PageWord::kKnownFlags) != 0) r.flags = invalid(word.flags);
   r.key = hex(e.key);
   r.namespace_id = optional_id(e.namespace_id);
   r.parent = optional_id(e.parent);

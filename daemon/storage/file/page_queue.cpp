@@ -80,18 +80,19 @@ void PageQueue::put_back(QueuedPage page) {
   put_back_.push_front(std::move(page));
 }
 
-std::optional<QueuedPage> PageQueue::take(StorageOperation operation) {
+std::optional<QueuedPage> PageQueue::take(StorageOperation operation, std::uint64_t now_ns) {
   const std::lock_guard lock(mutex_);
   Line& batches = line(operation);
   if (closed_) return std::nullopt;
-  if (operation == StorageOperation::put && !put_back_.empty()) {
+  if (operation == StorageOperation::put && !put_back_.empty() &&
+      verdict(*put_back_.front().batch, now_ns) == Status::ok) {
     QueuedPage page = std::move(put_back_.front());
     put_back_.pop_front();
     return page;
   }
-  // Refused and cancelled ones are the sweep's.
+  // Refused, cancelled and late ones are the sweep's.
   const auto at = std::find_if(batches.begin(), batches.end(),
-                               [](const auto& b) { return !b->refused && !b->cancelled; });
+                               [&](const auto& b) { return verdict(*b, now_ns) == Status::ok; });
   if (at == batches.end()) return std::nullopt;
   QueuedPage page{*at, (*at)->next++};
   if (operation == StorageOperation::put) --put_pages_;

@@ -48,7 +48,7 @@ class PageQueue {
   // of the backend, at each of its turns.
   void sweep(std::uint64_t now_ns);
   // The next page of that kind, which has begun with this; nothing when none waits.
-  std::optional<QueuedPage> take(StorageOperation operation);
+  std::optional<QueuedPage> take(StorageOperation operation, std::uint64_t now_ns);
   // A put that was taken and can't begin yet: it waits again, before all others.
   void put_back(QueuedPage page);
   // The outcome of a page that was taken.

@@ -110,7 +110,7 @@ void SegmentWorker::turn() {
 }
 
 void SegmentWorker::answer_exists() {
-  while (const auto page = queue_.take(StorageOperation::exists)) {
+  while (const auto page = queue_.take(StorageOperation::exists, monotonic_ns())) {
     const bool there = store_.contains(key_of(*page), shape_of(page->ns()));
     queue_.finish(*page, there ? Status::ok : Status::not_found);
   }
@@ -118,7 +118,7 @@ void SegmentWorker::answer_exists() {
 
 void SegmentWorker::start_reads() {
   while (reads_ + writes_ < settings_.queue_depth) {
-    auto page = queue_.take(StorageOperation::get);
+    auto page = queue_.take(StorageOperation::get, monotonic_ns());
     if (!page) return;
     start_read(std::move(*page));
   }
@@ -150,7 +150,7 @@ bool SegmentWorker::start_writes() {
   std::uint64_t bytes = 0;
   while (bytes < kGroupBytes &&
          (transfer == nullptr || (transfer->pages.size() < kGroupPages && !transfer->split))) {
-    auto page = queue_.take(StorageOperation::put);
+    auto page = queue_.take(StorageOperation::put, monotonic_ns());
     if (!page) {
       more = false;
       break;

@@ -125,7 +125,7 @@ class SglangBackend final : public StorageBackend {
     loop([this] {
       for (const StorageOperation operation :
            {StorageOperation::exists, StorageOperation::get, StorageOperation::put}) {
-        if (const auto page = queue_.take(operation)) {
+        if (const auto page = queue_.take(operation, monotonic_ns())) {
           queue_.finish(*page, outcome_of(*page, operation));
           return std::chrono::milliseconds(0);
         }
