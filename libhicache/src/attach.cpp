@@ -251,7 +251,7 @@ Outcome Session::register_memory(const DeviceGeometry& geometry, std::span<const
   m.registration = Impl::Registration::done;
   HICACHE_CRASH_POINT(buffers_registered);
   m.device_states.store(geometry.states, std::memory_order_release);  // pairs with check_states
-  m.device_pages.store(geometry.pages, std::memory_order_release);  // pairs with check_pages
+  m.device_pages.store(geometry.pages, std::memory_order_release);    // pairs with check_pages
   if (staging != nullptr) {
     staging->start();
     const std::lock_guard lock(m.mutex);

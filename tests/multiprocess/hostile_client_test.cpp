@@ -345,7 +345,8 @@ TEST_CASE("connections that never say Hello are closed by their deadline") {
 }
 
 TEST_CASE("a thousand connections at once: those above the limit are told so, all others are served") {
-  TestDaemon daemon(R"({"socket": {"max_connections": 100, "max_connections_per_process": 1000}, "limits": {"hello_deadline_ms": 60000}})");
+  TestDaemon daemon(
+      R"({"socket": {"max_connections": 100, "max_connections_per_process": 1000}, "limits": {"hello_deadline_ms": 60000}})");
   GoodRank good(daemon);
   std::vector<UniqueFd> sockets;
   for (int i = 0; i < 1000; ++i) sockets.push_back(connect_to(daemon));

@@ -195,7 +195,12 @@ HICACHE_EXPORT int hicache_buffer_fd(const hicache_buffer* buffer); /* stays the
 /* Unmaps and closes. The daemon keeps its own mapping as long as the session lives. NULL is fine. */
 HICACHE_EXPORT void hicache_buffer_destroy(hicache_buffer* buffer);
 
-typedef enum { HICACHE_TENSOR_K = 0, HICACHE_TENSOR_V = 1, HICACHE_TENSOR_LATENT = 2, HICACHE_TENSOR_SIDE = 3 } hicache_tensor_kind;
+typedef enum {
+  HICACHE_TENSOR_K = 0,
+  HICACHE_TENSOR_V = 1,
+  HICACHE_TENSOR_LATENT = 2,
+  HICACHE_TENSOR_SIDE = 3
+} hicache_tensor_kind;
 
 /* Page p of the tensor lies at offset + p * page_stride in its allocation and has page_bytes bytes. */
 typedef struct {
@@ -215,8 +220,8 @@ typedef struct {
   uint64_t bytes;
 } hicache_allocation;
 
-/* How many slots each tensor of a trailing pool has (a tensor's "page" is a slot there). Before the buffers are
- * registered; 0 unless told. */
+/* How many slots each tensor of a trailing pool has (a tensor's "page" is a slot there). Before the buffers
+ * are registered; 0 unless told. */
 HICACHE_EXPORT hicache_status hicache_set_state_slots(hicache_session* session, uint32_t slots);
 
 /* Hands the device buffers over, once per session: each (layer, kind) of the namespace exactly once, `pages`
@@ -298,9 +303,9 @@ HICACHE_EXPORT hicache_status hicache_load(hicache_session* session, hicache_lea
                                            const uint32_t* device_pages, size_t count, uint32_t fence,
                                            uint32_t fence_value, uint32_t deadline_ms,
                                            hicache_ticket* ticket);
-/* The same for a namespace with trailing pools. `states` has one entry for each page: the state slot with what
- * belongs to the page's end, or 0xffffffff. All ranks write states of the same pages; a load of states that the
- * page does not have ends with HICACHE_NOT_FOUND. */
+/* The same for a namespace with trailing pools. `states` has one entry for each page: the state slot with
+ * what belongs to the page's end, or 0xffffffff. All ranks write states of the same pages; a load of states
+ * that the page does not have ends with HICACHE_NOT_FOUND. */
 HICACHE_EXPORT hicache_status hicache_write_with_states(hicache_session* session, hicache_lease lease,
                                                         uint32_t first, const uint32_t* device_pages,
                                                         const uint32_t* states, size_t count, uint32_t fence,

@@ -132,11 +132,11 @@ typedef enum { HICACHE_RESET_BOTH = 0, HICACHE_RESET_DEVICE = 1, HICACHE_RESET_H
 /* The same for one tier: what the other one holds stays. */
 HICACHE_EXPORT hicache_status hicache_controller_reset_tiers(hicache_controller* controller, uint32_t tiers);
 
-/* --- Without the tree: for an engine that keeps its own. Node ids are the caller's and come back in acks; below
- * -1 they can't be taken for nodes of the tree. All ranks make these calls alike, too. */
+/* --- Without the tree: for an engine that keeps its own. Node ids are the caller's and come back in acks;
+ * below -1 they can't be taken for nodes of the tree. All ranks make these calls alike, too. */
 
-/* Queues a copy of whole device pages to the host and starts it. `chain`: hashes from the prefix's first page to
- * the last one written, at least slot_count / page_tokens. `host_slots` gets slot_count handles.
+/* Queues a copy of whole device pages to the host and starts it. `chain`: hashes from the prefix's first page
+ * to the last one written, at least slot_count / page_tokens. `host_slots` gets slot_count handles.
  * HICACHE_NO_SPACE: too few handles. */
 HICACHE_EXPORT hicache_status hicache_controller_write(hicache_controller* controller,
                                                        const uint64_t* device_slots, size_t slot_count,
@@ -149,8 +149,9 @@ typedef struct hicache_hold {
   uint32_t reserved;
   uint64_t lease;
   uint64_t sequence;
-  uint64_t tokens;         /* leading tokens that can be loaded */
-  uint64_t present_tokens; /* leading tokens that are there: more, where a hybrid model's states are missing */
+  uint64_t tokens; /* leading tokens that can be loaded */
+  uint64_t
+      present_tokens; /* leading tokens that are there: more, where a hybrid model's states are missing */
 } hicache_hold;
 HICACHE_EXPORT hicache_status hicache_controller_hold(hicache_controller* controller,
                                                       const uint64_t* host_slots, size_t count,
@@ -159,9 +160,9 @@ HICACHE_EXPORT hicache_status hicache_controller_let_go(hicache_controller* cont
                                                         const hicache_hold* hold);
 /* Takes device slots and queues their load from held pages, `count` <= hold->tokens; the hold goes with it.
  * Nothing moves before start_loading. HICACHE_NO_SPACE: too few device slots, the hold stays. */
-HICACHE_EXPORT hicache_status hicache_controller_load(hicache_controller* controller, const hicache_hold* hold,
-                                                      const uint64_t* host_slots, size_t count, int64_t node,
-                                                      uint64_t* device_slots);
+HICACHE_EXPORT hicache_status hicache_controller_load(hicache_controller* controller,
+                                                      const hicache_hold* hold, const uint64_t* host_slots,
+                                                      size_t count, int64_t node, uint64_t* device_slots);
 /* Frees device slots. With host slots: they must be synced, and become the only copy. */
 HICACHE_EXPORT hicache_status hicache_controller_evict_device_slots(hicache_controller* controller,
                                                                     const uint64_t* device_slots,
