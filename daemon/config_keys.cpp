@@ -154,7 +154,10 @@ ConfigKey backend_settings(std::string_view name) {
           [name = std::string(name)](const Config& c) {
             const auto found = c.storage.settings.find(name);
             Json shown = found == c.storage.settings.end() ? Json::object() : found->second;
-            if (shown.contains("password") && shown["password"] != "") shown["password"] = "(not shown)";
+            if (const auto password = shown.find("password"); password != shown.end()) {
+              const bool blank = password->is_string() && password->get_ref<const std::string&>().empty();
+              if (!blank) *password = "(not shown)";
+            }
             return shown;
           },
           [name = std::string(name)](Config& c, const Json& v) {

@@ -176,7 +176,7 @@ TEST_CASE("redis: a huge value under a page's key is corrupt and dropped, althou
   NEED_REDIS();
   const RedisServer server;
   BackendRig rig;
-  rig.attach("redis", settings_for(server.tcp(), {{"connections", 1}, {"response_timeout_ms", 1000}}));
+  rig.attach("redis", settings_for(server.tcp(), {{"connections", 1}, {"response_timeout_ms", 20000}}));
   const std::string key = daemon::redis::page_key("hicache", rig.ns(), BackendRig::hash(0));
   server.ask({"SETRANGE", key, "300000000", "x"});
   CHECK(rig.get(0, 1) == all(1, Status::corrupt));

@@ -65,6 +65,8 @@ TEST_CASE("redis: what the engine of one daemon wrote, the engine of another one
     CHECK(right);
     CHECK(reader.counter("storage_corrupt") == 1);
     CHECK(server.ask({"EXISTS", spoilt}) == "0");
+    reader.require_clean();
+    writer.require_clean();
   }
 
   SECTION("the server is killed and comes back empty: misses, and then it is used again") {
@@ -84,6 +86,7 @@ TEST_CASE("redis: what the engine of one daemon wrote, the engine of another one
       reader.sync();
       return server.ask({"DBSIZE"}) != "0";
     }));
+    reader.require_clean();
   }
 }
 
@@ -111,6 +114,7 @@ TEST_CASE("redis: no password is in what a daemon shows") {
   if (!good) CHECK(shown.find("WRONGPASS") != std::string::npos);
   for (const char* option : {"--json", "--metrics"}) {
     const auto run = run_program({program("hicache-dump"), rig.daemon().name(), option});
+    CHECK(run.status.exited_with(0));
     shown += run.out + run.err;
   }
   shown += rig.daemon().log();
