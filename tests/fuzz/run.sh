@@ -24,7 +24,7 @@ if ! command -v clang++ >/dev/null; then
 fi
 cmake -S . -B "$build" -G Ninja -DHICACHE_FUZZ=ON -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_C_COMPILER=clang \
   -DCMAKE_BUILD_TYPE=RelWithDebInfo >/dev/null
-ninja -C "$build" fuzzers
+ninja -C "$build" fuzz_seeds "${targets[@]/#/fuzz_}"
 
 "$build/bin/fuzz_seeds" "$build/seeds"
 mkdir -p "$build/crashes"
