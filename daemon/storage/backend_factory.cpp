@@ -29,6 +29,7 @@ constexpr std::array kBackends = {
 
 std::vector<std::string_view> storage_backend_names() {
   std::vector<std::string_view> names;
+  names.reserve(kBackends.size());
   for (const Row& row : kBackends) names.push_back(row.name);
   return names;
 }

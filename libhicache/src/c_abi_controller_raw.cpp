@@ -6,7 +6,6 @@
 
 namespace {
 
-using hicache::Status;
 using namespace hicache::c_abi;  // NOLINT(google-build-using-namespace): the interface's own helpers
 
 constexpr std::uint32_t kHoldBytes = 40;  // in its first version

@@ -178,9 +178,7 @@ void Worker::take_inbox(std::uint64_t now) {
   for (auto& operation : operations) {
     if (stopping_) {
       operation->finish(Status::closed);
-    } else if (operation->identity().record_bytes() > kMaxValueBytes) {
-      operation->finish(operation->kind() == StorageOperation::put ? Status::dropped : Status::not_found);
-    } else if (clearing) {
+    } else if (clearing || operation->identity().record_bytes() > kMaxValueBytes) {
       operation->finish(operation->kind() == StorageOperation::put ? Status::dropped : Status::not_found);
     } else {
       place(std::move(operation));
