@@ -22,7 +22,7 @@ Fate read_fate() {
   if (text == nullptr) return fate;
   fate.name = text;
   if (const auto colon = fate.name.find(':'); colon != std::string::npos) {
-    fate.times = std::atoi(fate.name.c_str() + colon + 1);
+    fate.times = static_cast<int>(std::strtol(fate.name.c_str() + colon + 1, nullptr, 10));
     fate.name.resize(colon);
   }
   return fate;
