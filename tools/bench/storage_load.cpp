@@ -12,7 +12,6 @@ namespace hicache::bench {
 namespace {
 
 using daemon::kStorageBatchPages;
-using daemon::PoolExtent;
 using daemon::StorageBatch;
 using daemon::StorageBatchId;
 using daemon::StorageNamespace;
