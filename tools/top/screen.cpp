@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "tools/dump/config_view.hpp"
@@ -16,7 +17,7 @@ double percent(double part, double whole) {
 
 std::string bar(double share) {
   constexpr std::size_t kWidth = 20;
-  const auto full = static_cast<std::size_t>(std::clamp(share, 0.0, 100.0) / 100.0 * kWidth + 0.5);
+  const auto full = static_cast<std::size_t>(std::lround(std::clamp(share, 0.0, 100.0) / 100.0 * kWidth));
   return "[" + std::string(full, '#') + std::string(kWidth - full, '.') + "]";
 }
 
