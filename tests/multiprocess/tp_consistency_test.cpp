@@ -261,6 +261,11 @@ TEST_CASE("after a rank was killed at a random moment the engine goes on as a ne
     const auto said = run_ranks(kRanks, [&](std::uint32_t rank) -> std::string {
       ControllerRank r(daemon, rank, spec, tree_options(), 0, 4096, "first life");
       gate->meet(kRanks);
+      // What the random steps may not come to before the death: a prompt that is in the pool for certain.
+      const auto kept = prompt(0, 6);
+      TestRank::take(r.tree->insert(kept, r.compute(kept)));
+      r.tree->apply(r.acks(1));
+      gate->meet(2 * kRanks);
       Scheduler scheduler(r, seed);
       try {
         for (std::uint32_t step = 0; step < 100'000; ++step) {
