@@ -48,6 +48,17 @@ class Scheduler {
     if (const std::string wrong = r_.tree->check(); !wrong.empty()) throw std::logic_error(wrong);
     return said.str() + "\n";
   }
+  // A load, which random steps in a small pool may not come to. Precondition: no rank has done anything else.
+  std::string load_for_certain() {
+    std::ostringstream said;
+    const auto hashes = prompt(7, 2);
+    TestRank::take(r_.tree->insert(hashes, r_.compute(hashes)));
+    r_.tree->apply(r_.acks(1));
+    r_.tree->evict(r_.device->size());
+    auto found = r_.tree->match(hashes);
+    load(hashes, found, said);
+    return said.str() + "\n";
+  }
   // Ends what is in flight: every page that was written can be found now.
   void settle() { r_.tree->apply(TestRank::take(r_.controller->drain())); }
 
@@ -110,6 +121,8 @@ TEST_CASE("two engines at once, each with two DP attention groups: every group's
     Scheduler scheduler(r, seed + group);
     std::mt19937 noise(seed ^ (process * 7919));
     std::string text;
+    if (group == 0) text += scheduler.load_for_certain();
+    gate->meet(2 * kGroups * kRanks);
     for (std::uint32_t step = 0; step < kSteps; ++step) {
       if (noise() % 8 == 0) nap_us(noise() % 1500);
       text += scheduler.step();
@@ -117,16 +130,13 @@ TEST_CASE("two engines at once, each with two DP attention groups: every group's
     scheduler.settle();
     return text;
   });
-  // In so small a pool a group may find nothing to load by chance; all four don't.
-  bool loaded = false;
   for (std::uint32_t group = 0; group < kGroups; ++group) {
     INFO("group " << group << ": " << said[group * kRanks].substr(0, 300));
     CHECK_FALSE(said_somewhere(said[group * kRanks], "failed"));
     const bool alike = said[group * kRanks] == said[group * kRanks + 1];
     CHECK(alike);
-    loaded = loaded || said_somewhere(said[group * kRanks], "load ok");
   }
-  CHECK(loaded);
+  CHECK(said_somewhere(said[0], "load ok"));
   require_clean(daemon);
 }
 
@@ -191,7 +201,8 @@ TEST_CASE(
     const LeaveTogether leave(*gate, kRanks);
     gate->meet(kRanks);
     Scheduler scheduler(r, seed);
-    std::string text;
+    std::string text = scheduler.load_for_certain();
+    gate->meet(2 * kRanks);
     for (std::uint32_t step = 0; step < kSteps; ++step) {
       // A permutation of its own for each step, the same for all.
       std::array<std::uint32_t, kRanks> order{};

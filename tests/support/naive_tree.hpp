@@ -217,7 +217,9 @@ class NaiveTree {
     if (!device) {
       tier_.let_go(*hold);
       for (Node* node : chain) --node->host_locks;
-      return end_with(device.status());
+      const Load failed = end_with(device.status());
+      drop_unfindable(chain.back());
+      return failed;
     }
     auto from = device->begin();
     for (Node* node : chain) {
@@ -479,6 +481,17 @@ class NaiveTree {
     for (Node* node : parts) {
       if (node->bad && node->locks == 0 && resident_below(node) == 0) give_up(node);
     }
+    for (Node* node : parts) {
+      if (alive(node)) drop_unfindable(node);
+    }
+  }
+  // What a load held while its prefix left the host.
+  void drop_unfindable(Node* node) {
+    Node* top = nullptr;
+    for (; node != root(); node = node->parent) {
+      if (!node->host.empty() && !backed(node->parent)) top = node->parent;
+    }
+    if (top != nullptr) drop_below(top);
   }
   void give_up(Node* node) {
     static_cast<void>(tier_.evict_device(node->device, {}));

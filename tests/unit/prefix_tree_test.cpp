@@ -444,6 +444,52 @@ TEST_CASE("pages that others wrote are adopted behind what the tree knows, and l
   CHECK(rig.tree.check() == "");
 }
 
+TEST_CASE("what is loaded while the write before it fails keeps no host copy that nobody could find") {
+  // The first two pages are being written; the pool has what follows, and the load of it begins.
+  for (const bool load_ends_first : {false, true}) {
+    for (const bool write_fails : {false, true}) {
+      CAPTURE(load_ends_first, write_fails);
+      Rig rig(options(4));
+      const Hashes prompt = chain(1, 32, 4);
+      for (std::size_t page = 0; page < 5; ++page) rig.tier.elsewhere.insert(prompt[page].words);
+      const NodeId top = rig.run(Hashes(prompt.begin(), prompt.begin() + 2));
+      REQUIRE(*rig.tree.adopt(prompt) == 12);
+      const auto loaded = rig.tree.load_back(rig.tree.match(prompt).host_node, 100);
+      REQUIRE(loaded.ok());
+      auto acks = rig.tier.finish();
+      REQUIRE(acks.size() == 2);
+      REQUIRE(acks[0].kind == OperationKind::write);
+      if (write_fails) acks[0].host_tokens = 0;
+      if (load_ends_first) std::swap(acks[0], acks[1]);
+      for (const HiCacheAck& ack : acks) {
+        rig.tree.apply(ack);
+        CHECK(rig.tree.check() == "");
+      }
+      // The answer is right either way; the copies behind a lost one are given back.
+      CHECK(rig.tree.match(prompt).device_slots.size() == 20);
+      CHECK(rig.view(top).host_slots.empty() == write_fails);
+      CHECK(rig.view(loaded->node).host_slots.empty() == write_fails);
+      CHECK(rig.tree.host_tokens() == (write_fails ? 0 : 20));
+    }
+  }
+}
+
+TEST_CASE("a host copy that was locked when its prefix left the host goes when it is unlocked") {
+  Rig rig(options(4));
+  const Hashes prompt = chain(1, 32, 4);
+  for (std::size_t page = 0; page < 5; ++page) rig.tier.elsewhere.insert(prompt[page].words);
+  rig.run(Hashes(prompt.begin(), prompt.begin() + 2));
+  REQUIRE(*rig.tree.adopt(prompt) == 12);
+  const NodeId end = rig.tree.match(prompt).host_node;
+  REQUIRE(rig.tree.lock_host(end).ok());
+  rig.finish(0);  // the write keeps nothing
+  CHECK(rig.tree.host_tokens() == 12);
+  REQUIRE(rig.tree.unlock_host(end).ok());
+  CHECK(rig.tree.check() == "");
+  CHECK(rig.tree.host_tokens() == 0);
+  CHECK(rig.tree.match(prompt).host_tokens == 0);
+}
+
 TEST_CASE("a pinned prefix stays until its time, and pins are bounded") {
   auto o = options(4);
   o.pinnable_tokens = 16;
@@ -548,6 +594,15 @@ TEST_CASE("two trees that see the same calls make the same decisions, whatever i
           } else if (what == 9) {
             for (const PrefixHash& hash : prompt) rig->tier.lost.insert(hash.words);
             if (amount < 40) rig->tier.lost.clear();
+          } else if (what == 11 && amount < 80) {
+            for (const PrefixHash& hash : prompt) rig->tier.elsewhere.insert(hash.words);
+            const auto adopted = tree.adopt(prompt);
+            said.push_back(adopted ? *adopted : ~0ull);
+            // A load of what was adopted may begin before the write in front of it has ended.
+            if (amount < 40) {
+              const auto back = tree.load_back(tree.match(prompt).host_node, 200);
+              said.push_back(static_cast<std::uint64_t>(back.status()));
+            }
           } else if (what == 10 && amount < 40) {
             said.push_back(static_cast<std::uint64_t>(tree.pin(prompt, step + 50).status()));
             tree.expire_pins(step);

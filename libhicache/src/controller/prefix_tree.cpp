@@ -355,6 +355,7 @@ Outcome PrefixTree::unlock_host(NodeId id) {
   }
   --node->host_locks;
   refresh(node);
+  drop_unfindable(node);
   return success();
 }
 

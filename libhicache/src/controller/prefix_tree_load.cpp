@@ -96,6 +96,7 @@ Result<LoadBack> PrefixTree::load_back(NodeId id, std::uint64_t quota) {
       refresh(node);
     }
     change_locks(ancestor, -1);
+    drop_unfindable(chain.back());
     return device.error();
   }
   auto from = device->begin();
@@ -164,8 +165,10 @@ Result<std::uint64_t> PrefixTree::adopt(std::span<const PrefixHash> hashes) {
 void PrefixTree::end_load(const HiCacheAck& ack, NodeId id) {
   loading_.erase(id);
   std::vector<Node*> parts;
+  std::vector<NodeId> ids;
   for (Node* node = find(id); node != nullptr && node->load_of == id; node = node->parent) {
     parts.push_back(node);
+    ids.push_back(node->id);
   }
   for (Node* node : parts) {
     node->load_of = kNoOperation;
@@ -177,6 +180,9 @@ void PrefixTree::end_load(const HiCacheAck& ack, NodeId id) {
   // From the end upwards, as far as no request holds them; unlock does the rest.
   for (Node* node : parts) {
     if (node->bad && node->locks == 0 && node->device_children == 0) give_up_device(node);
+  }
+  for (const NodeId part : ids) {
+    if (Node* node = find(part); node != nullptr) drop_unfindable(node);
   }
 }
 
@@ -243,6 +249,18 @@ Result<NodeView> PrefixTree::view(NodeId id) const {
   return view;
 }
 
+// Whether the node's host copy, or one below it that must stay findable from it, is in use.
+bool PrefixTree::held_for_a_load(const Node& node) {
+  std::vector<const Node*> below{&node};
+  for (std::size_t i = 0; i < below.size(); ++i) {
+    if (below[i]->host_locks > 0) return true;
+    for (const Node* child = below[i]->first_child; child != nullptr; child = child->next_sibling) {
+      below.push_back(child);
+    }
+  }
+  return false;
+}
+
 std::string PrefixTree::check() const {
   std::uint64_t device = 0;
   std::uint64_t host = 0;
@@ -271,7 +289,7 @@ std::string PrefixTree::check() const {
     if (node.on_device() && !node.parent->is_root() && !node.parent->on_device()) {
       return wrong("it is on the device, its parent is not");
     }
-    if (node.on_host() && node.write_of == kNoOperation && !node.parent->backed()) {
+    if (node.on_host() && node.write_of == kNoOperation && !node.parent->backed() && !held_for_a_load(node)) {
       return wrong("it is on the host, its parent is not");
     }
     if (!node.parent->is_root() && node.locks > node.parent->locks) return wrong("locked, its parent less");

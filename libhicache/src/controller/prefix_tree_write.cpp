@@ -66,6 +66,16 @@ void PrefixTree::drop_host_below(Node* top) {
   }
 }
 
+// A node on the path has lost its host copy while something below it was held for a load and stayed. What
+// holds no longer goes now.
+void PrefixTree::drop_unfindable(Node* node) {
+  Node* top = nullptr;
+  for (; !node->is_root(); node = node->parent) {
+    if (node->on_host() && !node->parent->backed()) top = node->parent;
+  }
+  if (top != nullptr) drop_host_below(top);
+}
+
 // What goes first was used longest ago, so it is in no cache. Fetched one after the other, nodes and their
 // lists would cost a memory access each; here they come at the same time.
 void PrefixTree::prefetch_victims(const EvictionOrder& order) const {

@@ -170,6 +170,7 @@ class HICACHE_EXPORT PrefixTree {
   void demote(Node* node);
   void remove(Node* node);
   void drop_host_below(Node* node);
+  void drop_unfindable(Node* node);
   void end_write(const HiCacheAck& ack, NodeId id);
   void prefetch_victims(const EvictionOrder& order) const;
 
@@ -177,6 +178,7 @@ class HICACHE_EXPORT PrefixTree {
   void end_load(const HiCacheAck& ack, NodeId id);
   void give_up_device(Node* node);
   void forget(Node* node, ResetTiers tier);
+  static bool held_for_a_load(const Node& node);
   std::vector<Node*> leading_part(std::vector<Node*> chain, std::size_t pages);
 
   PrefixTreeOptions options_;
