@@ -41,23 +41,32 @@ length_of() {
   esac
 }
 
-failed=0
-for target in "${targets[@]}"; do
+# Fuzzes one target and says how it went.
+fuzz() {
+  local target="$1" log="$build/fuzz-$1.log" runs extra=()
   mkdir -p "$build/corpus/$target"
-  log="$build/fuzz-$target.log"
-  extra=()
   # Entries that wait for a deadline make an input slow, not wrong.
   [[ "$target" == coordinator || "$target" == session ]] && extra+=(-timeout=60)
-  if "$build/bin/fuzz_$target" -max_total_time="$seconds" -max_len="$(length_of "$target")" -timeout=20 "${extra[@]}" \
+  if ! "$build/bin/fuzz_$target" -max_total_time="$seconds" -max_len="$(length_of "$target")" -timeout=20 "${extra[@]}" \
     -print_final_stats=1 -artifact_prefix="$build/crashes/$target-" \
     "$build/corpus/$target" "$build/seeds/$target" >"$log" 2>&1; then
-    runs="$(sed -nE 's/^stat::number_of_executed_units: *//p' "$log")"
-    [[ "${runs:-0}" -gt 0 ]] || { echo "$target: no input was run"; failed=$((failed + 1)); continue; }
-    echo "$target: $runs inputs in $seconds s, $(grep -oE 'cov: [0-9]+' "$log" | tail -1), no fault"
-  else
-    echo "$target: FAULT, see $log"
     tail -n 40 "$log"
-    failed=$((failed + 1))
+    echo "$target: FAULT, see $log"
+    return 1
   fi
+  runs="$(sed -nE 's/^stat::number_of_executed_units: *//p' "$log")"
+  [[ "${runs:-0}" -gt 0 ]] || { echo "$target: no input was run"; return 1; }
+  echo "$target: $runs inputs in $seconds s, $(grep -oE 'cov: [0-9]+' "$log" | tail -1), no fault"
+}
+
+# Two at a time: most targets use one core.
+failed=0
+for ((i = 0; i < ${#targets[@]}; i += 2)); do
+  running=()
+  for target in "${targets[@]:i:2}"; do
+    fuzz "$target" &
+    running+=($!)
+  done
+  for job in "${running[@]}"; do wait "$job" || failed=$((failed + 1)); done
 done
 [[ "$failed" == 0 ]]

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "daemon/cuda/cuda_path.hpp"
 #include "daemon/sessions/session_server.hpp"
@@ -21,6 +22,11 @@ namespace {
 
 constexpr int kMaxSteps = 64;
 constexpr std::size_t kConnections = 4;
+
+// What an answer to "status" says.
+std::uint64_t attached_clients(const std::string& status) {
+  return nlohmann::json::parse(status).at("counters").at("attached_clients").get<std::uint64_t>();
+}
 
 // One daemon for all inputs: starting one costs more than most inputs do.
 class Server {
@@ -59,9 +65,7 @@ class Server {
       const auto answer = receive_message(socket.get(), 20'000);
       const auto decoded = answer ? decode_message(answer->bytes) : decode_message({});
       const auto* reply = decoded ? std::get_if<Reply>(&*decoded) : nullptr;
-      if (reply != nullptr && reply->status == Status::ok &&
-          reply->text.find("\"attached_clients\": 0") != std::string::npos)
-        return;
+      if (reply != nullptr && reply->status == Status::ok && attached_clients(reply->text) == 0) return;
       ::usleep(500);
     }
     fail("20 s after the last connection closed the daemon does not answer, or somebody is still attached");
