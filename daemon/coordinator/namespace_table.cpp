@@ -30,6 +30,11 @@ NamespaceTable::NamespaceTable(std::span<NamespaceEntry> entries, SlotAllocator&
       entries_[i].state.store(static_cast<std::uint32_t>(NamespaceState::free), kRelaxed);
     }
   }
+  for (std::uint32_t i = 0; i < entries_.size(); ++i) {
+    const std::uint32_t successor = entries_[i].successor.load(kRelaxed);
+    if (successor >= entries_.size() || successor == i || !namespaces_[successor])
+      entries_[i].successor.store(kNone32, kRelaxed);
+  }
 }
 
 // Only digests and sizes survive a daemon. The spec comes back with the first engine that has the digest.
@@ -43,7 +48,6 @@ void NamespaceTable::take_over(NamespaceId id) {
   ns.spec_known = false;
   e.size_class.store(ns.size_class.value, kRelaxed);
   e.attached_clients.store(0, kRelaxed);
-  if (e.successor.load(kRelaxed) >= entries_.size()) e.successor.store(kNone32, kRelaxed);
   if (const std::uint64_t bumps = e.bumps.load(kRelaxed); bumps > 0) {
     std::uint64_t& known = bumps_[ns.base_digest];
     known = std::max(known, bumps);

@@ -6,6 +6,7 @@
 #include "shm/page_seal.hpp"
 #include "shm/page_word.hpp"
 #include "shm/prefix_index.hpp"
+#include "shm/protocol.hpp"
 
 namespace hicache::daemon {
 namespace {
@@ -43,9 +44,11 @@ class Surveyor {
     const std::uint64_t stride = get(e.shard_stride);
     const std::uint64_t slot = get(e.slot_bytes);
     const std::uint32_t shards = get(e.shards);
-    return shards >= 1 && shards <= kMaxTpSize && stride > 0 && stride % kPoolAlignment == 0 &&
-           stride <= kGiB && slot == stride * shards && slot <= kGiB && slot <= pool_bytes_ &&
-           get(e.shard_bytes) <= stride && get(e.shard_bytes) > 0;
+    const std::uint64_t bytes = get(e.shard_bytes);
+    const std::uint32_t layers = get(e.layers);
+    return shards >= 1 && shards <= kMaxTpSize && bytes > 0 && bytes <= kMaxShardBytes &&
+           stride == align_up(bytes, kPoolAlignment) && slot == stride * shards && slot <= kGiB &&
+           slot <= pool_bytes_ && get(e.page_tokens) > 0 && layers > 0 && layers <= kMaxLayers;
   }
 
   // Two active entries with one digest: nobody can say which is right.

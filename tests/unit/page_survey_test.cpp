@@ -25,7 +25,10 @@ void scatter(const Tables& t, std::mt19937_64& random) {
     ns.state = static_cast<std::uint32_t>(random() % 4);
     ns.shards = static_cast<std::uint32_t>(1 + random() % 2);
     ns.shard_stride = 4096 * (1 + random() % 3) + (one_in(9) ? 512 : 0);
-    ns.shard_bytes = 4000;
+    ns.shard_bytes = ns.shard_stride - (one_in(40) ? 5000 : 96);
+    ns.page_tokens = one_in(40) ? 0 : 16;
+    ns.layers = one_in(40) ? 1000 : 2;
+    ns.successor = static_cast<std::uint32_t>(random() % (t.namespaces.size() + 2));
     ns.slot_bytes = one_in(12) ? random() : ns.shard_stride * ns.shards;
     for (A64& word : ns.digest) word = random() % 5;
   }
@@ -75,6 +78,15 @@ TEST_CASE("whatever the tables hold, a takeover ends with a page table that work
       REQUIRE(pages.state(page) == PageState::ready);
       REQUIRE(pages.find(load_key(region.tables().pages[page.value]), pages.namespace_of(page)) == page);
       if (const PageId parent = pages.parent(page)) REQUIRE(pages.state(parent) == PageState::ready);
+    }
+    // No engine could attach to another shape than its own, and hicache-dump would complain of it for ever.
+    const auto& namespaces_left = region.tables().namespaces;
+    for (std::uint32_t i = 0; i < namespaces_left.size(); ++i) {
+      const NamespaceEntry& ns = namespaces_left[i];
+      if (!survey.namespaces[i]) continue;
+      REQUIRE((ns.page_tokens > 0 && ns.layers == 2));
+      REQUIRE(ns.shard_stride - ns.shard_bytes == 96);
+      if (ns.successor != kNone32) REQUIRE((ns.successor != i && survey.namespaces[ns.successor]));
     }
     // Everything can be evicted, leaves first, and every slot comes back.
     while (pages.evict_one(EvictReason::request)) {
