@@ -47,6 +47,30 @@
   X(lose_left, "dead client out of its group, leases there")                    \
   X(abort_unindexed, "half-filled page out of the index, still filling")        \
   X(bump_retired, "namespace retired, its pages there")
+// In a daemon with storage. Those whose name begins with sglang_ in the format that SGLang reads, the others
+// in segments.
+#define HICACHE_STORAGE_CRASH_POINTS(X)                                                      \
+  X(segments_opened, "segments of the last daemon opened, not read")                         \
+  X(segment_made, "segment has its header, not yet its name")                                \
+  X(storage_noted, "batch noted, storage not asked")                                         \
+  X(backup_marked, "pages are being stored, nothing sent")                                   \
+  X(segment_write_started, "records handed to the disk")                                     \
+  X(segment_records_written, "records on the disk, not in the index")                        \
+  X(segment_record_kept, "record in the index, coordinator not told")                        \
+  X(backup_kept, "page stored and not dirty, still marked as being stored")                  \
+  X(backup_done, "every page of a backup stored, the backup still there")                    \
+  X(prefetch_asked, "storage asked what it has")                                             \
+  X(prefetch_admitted, "room taken for pages of storage, none asked for")                    \
+  X(prefetch_sent, "pages filling from storage")                                             \
+  X(segment_read_landed, "page read into the pool, not compared")                            \
+  X(prefetch_landed, "page from storage whole, not published")                               \
+  X(prefetch_ended, "prefetch over, nobody told")                                            \
+  X(segment_footer_written, "footer of a full segment written, perhaps not on the disk")     \
+  X(segment_evicted, "pages of the oldest segment forgotten, their records there")           \
+  X(segment_begun_again, "old segment has a new header, not used yet")                       \
+  X(segment_hot_moved, "page that was in use written once more, index leads to the old one") \
+  X(sglang_written, "file written under its temporary name")                                 \
+  X(sglang_renamed, "file has its name, coordinator not told")
 #define HICACHE_CLIENT_CRASH_POINTS(X)                            \
   X(connect_done, "connected, no Hello sent")                     \
   X(hello_sent, "Hello sent, welcome not read")                   \

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "daemon/coordinator/coordinator_impl.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
 
@@ -128,6 +129,7 @@ void Coordinator::Impl::send_next_batch(BackupOperation& operation) {
     hashes.push_back(load_key(tables.pages[one.page.value]));
   }
   if (hashes.empty()) return end_backup(operation.number, Counter::backup_gone);
+  HICACHE_CRASH_POINT(backup_marked);
   send_to_storage(StorageOperation::put, operation.ns, operation.owner, std::move(hashes), std::move(work));
 }
 
@@ -138,6 +140,7 @@ void Coordinator::Impl::end_backup(std::uint64_t number, Counter why_not_the_res
   for (; operation.next < operation.pages.size(); ++operation.next) {
     drop_backup(operation.pages[operation.next], why_not_the_rest);
   }
+  HICACHE_CRASH_POINT(backup_done);
   stats.add(Counter::backups_ended);
   backups.running.erase(found);
 }

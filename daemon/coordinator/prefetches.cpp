@@ -6,6 +6,7 @@
 
 #include "daemon/coordinator/coordinator_impl.hpp"
 #include "daemon/storage/prefetch_rules.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
 
@@ -107,6 +108,7 @@ void Coordinator::Impl::query_storage(Prefetch& p) {
   p.query_request = send_to_storage(StorageOperation::exists, lease.namespace_id, lease.group.value,
                                     {from, from + static_cast<std::ptrdiff_t>(batch.count)}, std::move(work));
   stats.add(Counter::storage_queried, batch.count);
+  HICACHE_CRASH_POINT(prefetch_asked);
 }
 
 // `found` leading pages of the last question are there.
@@ -187,7 +189,9 @@ void Coordinator::Impl::begin_fetching(Prefetch& p) {
   }
   stats.add(Counter::prefetching_pages, p.held);
   prefetching_bytes += p.held * ns.spec.slot_bytes();
+  HICACHE_CRASH_POINT(prefetch_admitted);
   send_fetches(p, to_read);
+  HICACHE_CRASH_POINT(prefetch_sent);
   maybe_complete.push_back(p.number);
 }
 
@@ -271,6 +275,7 @@ void Coordinator::Impl::end_prefetch(Prefetch& p, Status status) {
   stats.sub(Counter::prefetching_pages, p.held);
   prefetching_bytes -= p.held * namespaces.get(lease.namespace_id).spec.slot_bytes();
   prefetches_in_flight.erase(p.number);
+  HICACHE_CRASH_POINT(prefetch_ended);
   answer_participants(p);
   maybe_finished.push_back(p.lease);
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "daemon/coordinator/coordinator_impl.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
 namespace {
@@ -56,6 +57,7 @@ std::uint64_t Coordinator::Impl::send_to_storage(StorageOperation operation, Nam
   work.ns = ns;
   const std::uint64_t id = request.id.value;
   storage_work.emplace(id, std::move(work));
+  HICACHE_CRASH_POINT(storage_noted);
   storage->submit(std::move(request));
   return id;
 }
@@ -105,6 +107,7 @@ void Coordinator::Impl::take_page_event(StorageWork& work, std::uint32_t index, 
   if (work.operation == StorageOperation::put) {
     if (status == Status::ok) {
       pages.clear_dirty(page);
+      HICACHE_CRASH_POINT(backup_kept);
       stats.add(Counter::backed_up);
       stats.add(Counter::bytes_backed_up, spec.shard_bytes() * spec.shards());
     }
@@ -126,6 +129,7 @@ void Coordinator::Impl::take_page_event(StorageWork& work, std::uint32_t index, 
   if (status == Status::ok) {
     stats.add(Counter::bytes_prefetched, spec.shard_bytes() * spec.shards());
     pages.complete_shards(page, spec.shards());
+    HICACHE_CRASH_POINT(prefetch_landed);
     if (pages.publishable(page, spec.shards())) publish_from(page);
     return;
   }

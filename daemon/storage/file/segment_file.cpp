@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "daemon/integrity/payload_checksum.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
 namespace {
@@ -146,6 +147,7 @@ Result<std::unique_ptr<SegmentFile>> SegmentFile::create(const Directory& direct
   if (error == 0) {
     file.reset(new SegmentFile(name, std::move(fd), direct, SegmentIdentity{0, 0, bytes}));
     begun = file->begin_life(sequence);
+    HICACHE_CRASH_POINT(segment_made);
     if (begun && ::renameat(directory.fd(), unfinished.c_str(), directory.fd(), name.c_str()) != 0)
       error = errno;
   }
@@ -205,6 +207,7 @@ Outcome SegmentFile::seal(const std::vector<RecordInfo>& records) const {
   make_footer(footer, records);
   make_trailer(blocks.bytes().subspan(bytes), identity_, records.size(), footer);
   int error = write_at(fd_.get(), blocks.bytes(), identity_.bytes - kDiskBlock - bytes);
+  HICACHE_CRASH_POINT(segment_footer_written);
   if (error == 0 && ::fdatasync(fd_.get()) != 0) error = errno;
   if (error == 0) return success();
   return Error{Status::system_error, name_ + ": " + std::strerror(error), error};

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "daemon/integrity/payload_checksum.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
 namespace {
@@ -146,7 +147,9 @@ void SegmentKeeper::make_spare() {
       remove(*victim);
       continue;
     }
+    HICACHE_CRASH_POINT(segment_evicted);
     const Outcome begun = victim->file->begin_life(store_.keeper_next_sequence());
+    HICACHE_CRASH_POINT(segment_begun_again);
     if (begun) return store_.keeper_recycled(*victim);
     store_.keeper_failed(directory_, begun.error().system_errno, true);
     return remove(*victim);
@@ -208,6 +211,7 @@ void SegmentKeeper::move_hot(const Segment& from, const RecordInfo& record) {
   if (const int error = write_at(to.segment->file->fd(), buffer.bytes(), to.offset); error != 0) {
     return store_.abandon(to, error);
   }
+  HICACHE_CRASH_POINT(segment_hot_moved);
   store_.keeper_moved(from, record, to);
 }
 

@@ -10,6 +10,7 @@
 
 #include "daemon/config_keys.hpp"
 #include "shm/clock.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
 
@@ -109,6 +110,7 @@ Outcome SegmentStore::load() {
       spdlog::warn("storage: {}: {}", file.error().message, damaged ? "removed" : "left alone");
       if (damaged) SegmentFile::remove(directory, name);
     }
+    HICACHE_CRASH_POINT(segments_opened);
     for (auto& file : files) {
       const auto contents = file->contents();
       if (!contents) return contents.error();

@@ -11,6 +11,7 @@
 
 #include "daemon/integrity/payload_checksum.hpp"
 #include "shm/clock.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
 namespace {
@@ -216,6 +217,7 @@ void SegmentWorker::start(Transfer& transfer) {
   transfer.open = transfer.split ? 2 : 1;
   if (transfer.split) engine_->start(transfer.header);
   engine_->start(transfer.request);
+  HICACHE_CRASH_POINT(segment_write_started);
   engine_->flush();  // the disk works while the next checksum is made
 }
 
@@ -247,6 +249,7 @@ void SegmentWorker::end_read(Transfer& transfer) {
     store_.end_read(transfer.from, SegmentStore::ReadEnd::failed, error);
     return queue_.finish(page, Status::system_error);
   }
+  HICACHE_CRASH_POINT(segment_read_landed);
   // A file that ends too early is as bad as one with other bytes.
   const bool good = error == 0 && checksum(page) == transfer.from.payload_checksum;
   store_.end_read(transfer.from, good ? SegmentStore::ReadEnd::good : SegmentStore::ReadEnd::corrupt);
@@ -254,6 +257,7 @@ void SegmentWorker::end_read(Transfer& transfer) {
 }
 
 void SegmentWorker::end_write(Transfer& transfer) {
+  HICACHE_CRASH_POINT(segment_records_written);
   const int error = transfer.request.error;
   for (std::size_t i = 0; i < transfer.pages.size(); ++i) {
     const QueuedPage& page = transfer.pages[i];
@@ -263,6 +267,7 @@ void SegmentWorker::end_write(Transfer& transfer) {
       continue;
     }
     const bool kept = store_.commit(transfer.to[i], key_of(page), shape_of(page.ns()), transfer.checksums[i]);
+    HICACHE_CRASH_POINT(segment_record_kept);
     queue_.finish(page, kept ? Status::ok : Status::dropped);
   }
 }

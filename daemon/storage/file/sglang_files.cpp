@@ -18,6 +18,7 @@
 #include "daemon/storage/file/segment_file.hpp"
 #include "daemon/storage/file/sglang_order.hpp"
 #include "shm/clock.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
 namespace {
@@ -134,7 +135,9 @@ Status SglangFiles::write(const std::string& name, const NamespaceSpec& spec, st
     // Before the rename: a reader takes a file that is there for a whole one, also after a power failure.
     if (rc == 0 && ::fdatasync(file.get()) != 0) rc = errno;
   }
+  HICACHE_CRASH_POINT(sglang_written);
   if (rc == 0 && ::renameat(fd_.get(), temporary.c_str(), fd_.get(), name.c_str()) != 0) rc = errno;
+  HICACHE_CRASH_POINT(sglang_renamed);
   if (rc == 0) return Status::ok;
   ::unlinkat(fd_.get(), temporary.c_str(), 0);
   return failed(error, rc);
