@@ -3,225 +3,17 @@
 // its bytes.
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <functional>
-#include <set>
 
 #include "tests/crash/crash_rig.hpp"
-#include "tests/crash/stepping/local_rank.hpp"
-#include "tests/crash/stepping/recovery.hpp"
-#include "tests/crash/stepping/single_step.hpp"
-#include "tests/crash/stepping/watched_region.hpp"
+#include "tests/crash/stepping/daemon_commits.hpp"
+#include "tests/crash/stepping/daemon_walk.hpp"
 #include "tests/support/catch.hpp"
 
 using namespace hicache;
 using namespace hicache::test;
 
 namespace {
-
-constexpr std::uint32_t kTpSize = 2;
-
-// Two ranks of one group inside a daemon.
-struct Stage {
-  explicit Stage(const daemon::Config& c) : config(c), daemon(c, daemon::RegionOwner::Start::fresh) {
-    restart_ranks();
-    for (auto& rank : ranks) rank->post_attach(daemon);
-    daemon.settle();
-    register_buffers();
-  }
-  void restart_ranks() {
-    ranks.clear();
-    for (std::uint32_t r = 0; r < kTpSize; ++r)
-      ranks.push_back(std::make_unique<LocalRank>(config, small_spec(Attention::mha, kTpSize), r));
-  }
-  void register_buffers() {
-    for (auto& rank : ranks) rank->post_buffers(daemon);
-    daemon.settle();
-  }
-  void reserve(const std::vector<PrefixHash>& hashes) {
-    ++sequence;
-    for (auto& rank : ranks) rank->post_reserve(sequence, hashes);
-  }
-  // Takes the answers of one operation from both ranks; keeps the last.
-  void answers(Status expected = Status::ok) {
-    for (auto& rank : ranks) answer = rank->next();
-    if (answer.status != expected)
-      throw std::runtime_error("answer: " + std::string(to_string(answer.status)));
-  }
-  void write(const std::vector<PrefixHash>& hashes) {
-    const std::uint32_t first = answer.hits;
-    const auto count = static_cast<std::uint32_t>(hashes.size()) - first;
-    for (auto& rank : ranks) {
-      for (std::uint32_t i = 0; i < count; ++i) rank->fill(i, hashes[first + i]);
-      rank->post_copy(Opcode::write, answer.lease, first, count);
-    }
-  }
-  void release() {
-    for (auto& rank : ranks) rank->post_release(answer.lease);
-  }
-  // A whole request, not looked at closely.
-  void store(const std::vector<PrefixHash>& hashes) {
-    reserve(hashes);
-    daemon.settle();
-    answers();
-    if (answer.hits < hashes.size()) {
-      write(hashes);
-      daemon.settle();
-      answers();
-    }
-    release();
-    daemon.settle();
-    answers();
-  }
-  void control(std::vector<std::string> arguments) {
-    daemon.coordinator().inbox.post(
-        daemon::ControlRequest{std::move(arguments), [](Status status, const std::string& text) {
-                                 if (status != Status::ok) throw std::runtime_error(text);
-                               }});
-  }
-
-  const daemon::Config config;
-  DaemonInside daemon;
-  std::vector<std::unique_ptr<LocalRank>> ranks;
-  std::uint64_t sequence = 0;
-  Completion answer;
-};
-
-// A commit of the daemon: made ready, then stepped through.
-struct Operation {
-  const char* name;
-  std::function<void(Stage&)> prepare;
-  std::function<void(Stage&)> commit;
-};
-
-void settle(Stage& s) {
-  s.daemon.settle();
-}
-
-const std::vector<Operation>& operations() {
-  static const auto short_prompt = prompt(1, 3);
-  static const auto long_prompt = prompt(1, 5);
-  static const std::vector<Operation> all = {
-      {"reserve", [](Stage& s) { s.reserve(short_prompt); }, settle},
-      {"admit",
-       [](Stage& s) {
-         s.answers();
-         s.daemon.transfers().hold();
-         s.write(short_prompt);
-       },
-       settle},
-      {"publish", [](Stage& s) { s.daemon.transfers().let_go(); }, settle},
-      {"release",
-       [](Stage& s) {
-         s.answers();
-         s.release();
-       },
-       settle},
-      {"reserve of ready pages",
-       [](Stage& s) {
-         s.answers();
-         s.reserve(long_prompt);
-       },
-       settle},
-      {"load",
-       [](Stage& s) {
-         s.answers();
-         for (auto& rank : s.ranks) rank->post_copy(Opcode::load, s.answer.lease, 0, s.answer.hits);
-       },
-       settle},
-      {"admit and publish behind ready pages",
-       [](Stage& s) {
-         for (auto& rank : s.ranks) rank->next();
-         s.answer.hits = 3;
-         s.write(long_prompt);
-       },
-       settle},
-      {"release of shared pages",
-       [](Stage& s) {
-         s.answers();
-         s.release();
-       },
-       settle},
-      {"evict",
-       [](Stage& s) {
-         s.answers();
-         s.store(prompt(2, 4));
-         s.control({"evict", "2"});
-       },
-       settle},
-      {"evict to make room",
-       [](Stage& s) {
-         s.store(prompt(3, 5));
-         s.reserve(prompt(4, 4));
-         s.daemon.settle();
-         s.answers();
-         s.write(prompt(4, 4));
-       },
-       settle},
-      {"death of a rank that fills pages",
-       [](Stage& s) {
-         s.answers();
-         s.release();
-         s.daemon.settle();
-         s.answers();
-         s.daemon.transfers().hold();
-         s.reserve(prompt(5, 2));
-         s.daemon.settle();
-         s.answers();
-         s.write(prompt(5, 2));
-         s.daemon.settle();
-         s.ranks[1]->post_gone(s.daemon, false);
-       },
-       settle},
-      {"detach", [](Stage& s) { s.ranks[0]->post_gone(s.daemon, true); }, settle},
-      {"attach",
-       [](Stage& s) {
-         s.daemon.transfers().let_go();
-         s.daemon.settle();
-         s.restart_ranks();
-         for (auto& rank : s.ranks) rank->post_attach(s.daemon);
-       },
-       settle},
-      {"bump of the weights epoch",
-       [](Stage& s) {
-         s.register_buffers();
-         s.sequence = 0;
-         s.store(prompt(3, 5));
-         s.control(
-             {"namespace", "bump", to_hex(small_spec(Attention::mha, kTpSize).base_digest()).substr(0, 16)});
-       },
-       settle},
-  };
-  return all;
-}
-
-void play(const daemon::Config& config) {
-  Stage stage(config);
-  for (const Operation& operation : operations()) {
-    operation.prepare(stage);
-    SteppedProcess::mark();
-    operation.commit(stage);
-    SteppedProcess::mark();
-  }
-}
-
-struct States {
-  std::vector<std::set<Key>> kept;  // by each distinct state what a takeover of it keeps
-  std::vector<std::string> faults;
-};
-
-SteppedProcess::Walk walk(SteppedProcess& process, WatchedRegion& region, Recovery& recovery,
-                          States& states) {
-  region.changed();
-  return process.step_to_mark([&] {
-    if (!region.changed()) return true;
-    auto outcome = recovery.run(region.bytes(), region.pool());
-    states.kept.push_back(std::move(outcome.kept));
-    for (auto& fault : outcome.faults) states.faults.push_back(std::move(fault));
-    return states.faults.size() < 20;
-  });
-}
 
 // Lets a process come to the state behind change `change` of an operation and kills it there.
 void die_in(const daemon::Config& config, std::size_t operation, std::size_t change) {
@@ -281,30 +73,23 @@ TEST_CASE("the daemon may die at any instruction of any commit, and of the takeo
 
   {
     SteppedProcess process([&] { play(config); });
-    for (const Operation& operation : operations()) {
-      INFO(operation.name);
+    ReaderView view;
+    for (const Commit& commit : commits()) {
+      INFO(commit.name);
       REQUIRE(process.run_to_mark());
       WatchedRegion region(config.name);
       const auto before = ready_keys(region.tables());
       States states;
       const std::uint64_t started = process.instructions();
-      const auto end = walk(process, region, recovery, states);
+      const auto end = walk(process, region, recovery, &view, states);
       for (const std::string& fault : states.faults) FAIL_CHECK(fault);
       INFO(process.end());
       REQUIRE(end == SteppedProcess::Walk::at_mark);
       const auto after = ready_keys(region.tables());
-      std::set<Key> stays;
-      std::set_intersection(before.begin(), before.end(), after.begin(), after.end(),
-                            std::inserter(stays, stays.end()));
-      std::set<Key> ever = before;
-      ever.insert(after.begin(), after.end());
-      for (const auto& kept : states.kept) {
-        REQUIRE(std::includes(kept.begin(), kept.end(), stays.begin(), stays.end()));
-        REQUIRE(std::includes(ever.begin(), ever.end(), kept.begin(), kept.end()));
-      }
+      for (const std::string& fault : wrongly_kept(states, before, after)) FAIL_CHECK(fault);
       CHECK(states.kept.size() > 10);
       changes.push_back(states.kept.size());
-      std::printf("%s: %lu instructions, %zu states, %zu pages ready before, %zu after\n", operation.name,
+      std::printf("%s: %lu instructions, %zu states, %zu pages ready before, %zu after\n", commit.name,
                   static_cast<unsigned long>(process.instructions() - started), states.kept.size(),
                   before.size(), after.size());
     }
@@ -313,8 +98,8 @@ TEST_CASE("the daemon may die at any instruction of any commit, and of the takeo
   }
 
   // A real SIGKILL and a real daemon confirm it.
-  for (std::size_t operation = 0; operation < operations().size(); ++operation) {
-    INFO(operations()[operation].name);
+  for (std::size_t operation = 0; operation < commits().size(); ++operation) {
+    INFO(commits()[operation].name);
     die_in(config, operation, changes[operation] / 2);
     daemon.start();
     CHECK(dump_findings(daemon.name()) == "");
@@ -325,7 +110,7 @@ TEST_CASE("the daemon may die at any instruction of any commit, and of the takeo
 
   // And the takeover of what such a death leaves.
   const std::size_t making_room = 9;
-  REQUIRE(std::string(operations()[making_room].name) == "evict to make room");
+  REQUIRE(std::string(commits()[making_room].name) == "evict to make room");
   die_in(config, making_room, changes[making_room] / 2);
   WatchedRegion region(config.name);
   const auto kept = recovery.run(region.bytes(), region.pool()).kept;
@@ -337,7 +122,7 @@ TEST_CASE("the daemon may die at any instruction of any commit, and of the takeo
     SteppedProcess::mark();
   });
   REQUIRE(takeover.run_to_mark());
-  const auto end = walk(takeover, region, recovery, states);
+  const auto end = walk(takeover, region, recovery, nullptr, states);
   for (const std::string& fault : states.faults) FAIL_CHECK(fault);
   REQUIRE(end == SteppedProcess::Walk::at_mark);
   for (const auto& again : states.kept) REQUIRE(again == kept);

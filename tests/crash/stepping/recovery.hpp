@@ -29,6 +29,24 @@ inline std::set<Key> ready_keys(const Tables& t) {
   return keys;
 }
 
+// A ready page's bytes are those that the tests write under its key.
+inline void check_bytes(const Tables& t, std::uint32_t i, const std::uint8_t* pool,
+                        std::vector<std::string>& faults) {
+  const PageEntry& page = t.pages[i];
+  const NamespaceEntry& ns = t.namespaces[page.namespace_id.load()];
+  PrefixHash key;
+  for (std::size_t w = 0; w < 4; ++w) key.words[w] = page.key[w].load();
+  for (std::uint32_t shard = 0; shard < ns.shards.load(); ++shard) {
+    const auto* words = reinterpret_cast<const std::uint64_t*>(pool + page.pool_offset.load() +
+                                                               shard * ns.shard_stride.load());
+    std::uint64_t n = 0;
+    while (n < ns.shard_bytes.load() / 8 && words[n] == page_content(key, shard, n)) ++n;
+    if (n == ns.shard_bytes.load() / 8) continue;
+    faults.push_back("page " + std::to_string(i) + " shard " + std::to_string(shard) +
+                     " is ready with bytes that are not its own");
+  }
+}
+
 class Recovery {
  public:
   // The copy lives under config's name with "-copy" behind it.
@@ -53,6 +71,8 @@ class Recovery {
     RegionHeader& header = *copy_->tables().header;
     std::memcpy(static_cast<void*>(&header), control.data(), control.size());
     // The stepped process stands still but lives, and a takeover would wait for its end.
+    std::vector<std::uint64_t> died_with;
+    for (const PageEntry& page : copy_->tables().pages) died_with.push_back(page.word.load());
     const bool sealed = header.header_crc.load() == header_crc(header);
     header.daemon_pid.store(static_cast<std::uint32_t>(::getpid()));
     if (sealed) header.header_crc.store(header_crc(header));
@@ -69,7 +89,7 @@ class Recovery {
     daemon::Coordinator::Impl coordinator(
         daemon::CoordinatorOptions{config_, region->tables(), true, region->pool_bytes(), nullptr});
     region->publish();
-    check(*region, pool, out);
+    check(*region, pool, died_with, out);
     // The rebuilt lists give everything back.
     coordinator.evict_pages(~0u);
     if (coordinator.pages.resident() != 0 || coordinator.pages.slots().used_bytes() != 0) {
@@ -80,7 +100,8 @@ class Recovery {
   }
 
  private:
-  void check(const daemon::RegionOwner& region, const std::uint8_t* pool, Outcome& out) const {
+  void check(const daemon::RegionOwner& region, const std::uint8_t* pool,
+             const std::vector<std::uint64_t>& died_with, Outcome& out) const {
     inspect::MemorySource source(
         {reinterpret_cast<const std::uint8_t*>(region.tables().header), region.region_bytes()});
     const auto snapshot = inspect::Snapshot::take(source);
@@ -89,20 +110,11 @@ class Recovery {
     for (const auto& finding : findings.list()) out.faults.push_back(finding.text);
     const Tables& t = region.tables();
     out.kept = ready_keys(t);
-    for (const PageEntry& page : t.pages) {
-      if (!PageWord::decode(page.word.load()).readable()) continue;
-      const NamespaceEntry& ns = t.namespaces[page.namespace_id.load()];
-      PrefixHash key;
-      for (std::size_t i = 0; i < 4; ++i) key.words[i] = page.key[i].load();
-      for (std::uint32_t shard = 0; shard < ns.shards.load(); ++shard) {
-        const auto* words = reinterpret_cast<const std::uint64_t*>(pool + page.pool_offset.load() +
-                                                                   shard * ns.shard_stride.load());
-        std::uint64_t n = 0;
-        while (n < ns.shard_bytes.load() / 8 && words[n] == page_content(key, shard, n)) ++n;
-        if (n == ns.shard_bytes.load() / 8) continue;
-        out.faults.push_back("page " + std::to_string(&page - t.pages.data()) + " shard " +
-                             std::to_string(shard) + " is kept with bytes that are not its own");
-      }
+    for (std::uint32_t i = 0; i < t.pages.size(); ++i) {
+      if (PageWord::decode(t.pages[i].word.load()).readable()) check_bytes(t, i, pool, out.faults);
+      const Generation before = PageWord::decode(died_with[i]).generation;
+      if (PageWord::decode(t.pages[i].word.load()).generation.value < before.value)
+        out.faults.push_back("page " + std::to_string(i) + " goes back to an earlier generation");
     }
   }
 
