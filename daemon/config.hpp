@@ -42,6 +42,10 @@ struct Config {
     std::uint64_t segment_bytes = 4ull << 20;   // power of two from 64 KiB to 1 GiB
     std::uint32_t max_pages = 0;            // logical pages at most; 0 = pool.bytes / 16 KiB, at most 4 Mi
     HugePages huge_pages = HugePages::off;  // of the pool, when it is made
+    // Who may map the pool and move pages itself (io_backend kernel): engines of these names, whose processes
+    // run as root, as the daemon's own user, or as one of these users. They can write to every page.
+    std::vector<std::string> map_engines;  // none = nobody (reload)
+    std::vector<std::uint32_t> map_uids;   // (reload)
   } pool;
 
   struct Region {
@@ -70,6 +74,7 @@ struct Config {
     std::uint32_t threads = 1;                          // of the host backend, 1 to 64
     TransferMethod method = TransferMethod::automatic;  // of GPUs
     std::uint32_t streams = 1;                          // of a rank on its GPU, in each direction, 1 to 8
+    std::uint32_t block_quota = 2;      // blocks of a gather or scatter kernel in a rank, 1 to 256
     std::uint32_t staging_blocks = 32;  // of a kernel that packs or unpacks pages in a rank, 1 to 256
   } transfer;
 

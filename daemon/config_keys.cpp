@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "daemon/storage/backend_factory.hpp"
+#include "shm/kernel_layout.hpp"
+#include "shm/messages.hpp"
 #include "shm/protocol.hpp"
 #include "shm/region.hpp"
 #include "shm/staging_layout.hpp"
@@ -96,17 +98,34 @@ ConfigKey text(std::string path, bool reload, std::string expected, Member membe
           }};
 }
 
-ConfigKey allowed_uids() {
-  return {"socket.allowed_uids", true, "a list of user ids, each from 0 to 4294967294",
-          [](const Config& c) { return Json(c.socket.allowed_uids); },
-          [](Config& c, const Json& v) {
+template <class Member>
+ConfigKey user_ids(std::string path, Member member) {
+  return {std::move(path), true, "a list of user ids, each from 0 to 4294967294",
+          [member](const Config& c) { return Json(member(c)); },
+          [member](Config& c, const Json& v) {
             if (!v.is_array()) return false;
             std::vector<std::uint32_t> uids;
             for (const Json& uid : v) {
               if (!uid.is_number_unsigned() || uid.get<std::uint64_t>() > 4'294'967'294u) return false;
               uids.push_back(uid.get<std::uint32_t>());
             }
-            c.socket.allowed_uids = std::move(uids);
+            member(c) = std::move(uids);
+            return true;
+          }};
+}
+
+ConfigKey map_engines() {
+  return {"pool.map_engines", true, "a list of engine ids of 1 to 63 bytes",
+          [](const Config& c) { return Json(c.pool.map_engines); },
+          [](Config& c, const Json& v) {
+            if (!v.is_array()) return false;
+            std::vector<std::string> engines;
+            for (const Json& engine : v) {
+              if (!engine.is_string()) return false;
+              engines.push_back(engine.get<std::string>());
+              if (engines.back().empty() || engines.back().size() > kMaxEngineBytes) return false;
+            }
+            c.pool.map_engines = std::move(engines);
             return true;
           }};
 }
@@ -238,7 +257,7 @@ std::vector<ConfigKey> make_keys() {
       "socket.path", kFixed, "an absolute path of at most 107 bytes, or \"\" for the default path",
       HICACHE_MEMBER(socket.path),
       [](const std::string& s) { return s.empty() || (s.front() == '/' && s.size() <= kMaxSocketPath); }));
-  k.push_back(allowed_uids());
+  k.push_back(user_ids("socket.allowed_uids", HICACHE_MEMBER(socket.allowed_uids)));
   k.push_back(
       integer("socket.max_connections", kReload, 1, 65536, kAny, HICACHE_MEMBER(socket.max_connections)));
   k.push_back(integer("socket.max_connections_per_process", kReload, 1, 65536, kAny,
@@ -251,6 +270,8 @@ std::vector<ConfigKey> make_keys() {
       "pool.huge_pages",
       {{"off", HugePages::off}, {"prefer", HugePages::prefer}, {"require", HugePages::require}},
       HICACHE_MEMBER(pool.huge_pages)));
+  k.push_back(map_engines());
+  k.push_back(user_ids("pool.map_uids", HICACHE_MEMBER(pool.map_uids)));
   k.push_back(boolean("region.keep_on_exit", kFixed, HICACHE_MEMBER(region.keep_on_exit)));
   k.push_back(
       integer("region.flight_records", kFixed, 16, 1u << 20, kPower, HICACHE_MEMBER(region.flight_records)));
@@ -278,6 +299,8 @@ std::vector<ConfigKey> make_keys() {
                                       {"batched", TransferMethod::batched}},
                                      HICACHE_MEMBER(transfer.method)));
   k.push_back(integer("transfer.streams", kFixed, 1, 8, kAny, HICACHE_MEMBER(transfer.streams)));
+  k.push_back(
+      integer("transfer.block_quota", kFixed, 1, kMaxBlockQuota, kAny, HICACHE_MEMBER(transfer.block_quota)));
   k.push_back(integer("transfer.staging_blocks", kFixed, 1, kMaxStagingBlocks, kAny,
                       HICACHE_MEMBER(transfer.staging_blocks)));
   k.push_back(one_of<CudaMode>(

@@ -156,6 +156,7 @@ RegionOwner::RegionOwner(RegionOwner&& other) noexcept
       settled_(other.settled_),
       instance_epoch_(other.instance_epoch_),
       control_read_only_(std::move(other.control_read_only_)),
+      pool_fd_(std::move(other.pool_fd_)),
       control_map_(std::move(other.control_map_)),
       pool_map_(std::move(other.pool_map_)),
       tables_(other.tables_) {}
@@ -248,7 +249,10 @@ Outcome RegionOwner::map(int control, int pool, const RegionPlan& plan, std::uin
   if (!control_map) return control_map.error();
   auto pool_map = Mapping::map(pool, pool_bytes, Mapping::Access::read_write, true);
   if (!pool_map) return pool_map.error();
+  UniqueFd pool_fd(::fcntl(pool, F_DUPFD_CLOEXEC, 0));
+  if (!pool_fd.valid()) return Error{Status::system_error, "cannot keep the pool's descriptor", errno};
   control_read_only_ = std::move(*read_only);
+  pool_fd_ = std::move(pool_fd);
   control_map_ = std::move(*control_map);
   pool_map_ = std::move(*pool_map);
   tables_ = make_tables(control_map_.data(), plan);

@@ -68,6 +68,8 @@ class RegionOwner {
   [[nodiscard]] std::uint64_t instance_epoch() const { return instance_epoch_; }
   // Read-only descriptor of the control region, to be sent to clients.
   [[nodiscard]] int control_read_only_fd() const { return control_read_only_.get(); }
+  // Descriptor of the pool, open for writing, to be sent to ranks that may map it.
+  [[nodiscard]] int pool_fd() const { return pool_fd_.get(); }
 
  private:
   RegionOwner(NameLock lock, const Config& config);
@@ -86,6 +88,7 @@ class RegionOwner {
   bool settled_ = false;
   std::uint64_t instance_epoch_ = 0;
   UniqueFd control_read_only_;
+  UniqueFd pool_fd_;
   Mapping control_map_;
   Mapping pool_map_;
   Tables tables_;

@@ -88,7 +88,20 @@ Outcome Service::begin() {
   } else {
     spdlog::info("CUDA off: {}", status.reason);
   }
-  router_.emplace(*transfers_, *cuda_);
+  KernelOptions kernel;
+  kernel.pool_bytes = region_.pool_bytes();
+  kernel.block_quota = config_.transfer.block_quota;
+  kernel.checksums = &checksums_;
+  kernel.sink = [this](const TransferDone& done) { coordinator_.post(done); };
+  kernel.broken = [this](ClientSlot client, Generation generation, const std::string&) {
+    coordinator_.post(BreachRequest{client, generation});
+  };
+  kernel_.emplace(std::move(kernel));
+  for (const PoolMapper& mapper : coordinator_.pool_mappers()) {
+    kernel_->await_end(mapper.process,
+                       [this, slot = mapper.client] { coordinator_.post(MapperGoneRequest{slot}); });
+  }
+  router_.emplace(*transfers_, *cuda_, *kernel_);
   coordinator_.set_transfers(&*router_);
   coordinator_.set_cuda(cuda_.get());
   registration_.emplace(post, *cuda_);
@@ -112,6 +125,7 @@ Outcome Service::begin() {
   sessions.config = config_;
   sessions.socket_path = socket_path_;
   sessions.control_fd = region_.control_read_only_fd();
+  sessions.pool_fd = region_.pool_fd();
   sessions.region_bytes = region_.region_bytes();
   sessions.instance_epoch = region_.instance_epoch();
   auto started = SessionServer::start(sessions, post, *registration_);

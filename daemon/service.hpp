@@ -12,6 +12,7 @@
 #include "daemon/coordinator/coordinator.hpp"
 #include "daemon/cuda/cuda_path.hpp"
 #include "daemon/integrity/shard_checksums.hpp"
+#include "daemon/kernel/kernel_transfers.hpp"
 #include "daemon/region_owner.hpp"
 #include "daemon/sessions/registration.hpp"
 #include "daemon/sessions/session_server.hpp"
@@ -54,6 +55,7 @@ class Service {
   std::optional<StorageTier> storage_;
   std::unique_ptr<CudaPath> cuda_;
   std::optional<TransferEngine> transfers_;
+  std::optional<KernelTransfers> kernel_;
   std::optional<TransferRouter> router_;
   std::optional<Registration> registration_;
   std::unique_ptr<SessionServer> sessions_;

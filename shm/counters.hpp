@@ -91,6 +91,7 @@ namespace hicache {
   X(storing_pages, "gauge: pages whose bytes storage is reading for a backup")                          \
   X(prefetching_pages, "gauge: pages that prefetches hold room for")                                    \
   X(storage_state, "gauge: 0 no storage, 1 attached, 2 suspended")                                      \
+  X(held_pages, "gauge: pages leased under an earlier daemon to processes that still map the pool")     \
   X(attached_clients, "gauge: clients attached")
 
 enum class Counter : std::uint32_t {

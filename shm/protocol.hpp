@@ -20,6 +20,8 @@ constexpr std::uint32_t kProtocolMax = 1;
 // Feature bits of Hello and Welcome.
 // A rank may offer staging memory when it registers GPU buffers, and serves the daemon's requests on it.
 constexpr std::uint64_t kFeatureStaging = 1;
+// io_backend kernel: the rank maps the pool and moves its pages itself (shm/kernel_layout.hpp).
+constexpr std::uint64_t kFeatureKernel = 2;
 
 enum class Role : std::uint32_t {
   rank = 1,       // owns device buffers, takes part in group decisions

@@ -148,6 +148,7 @@ std::uint64_t layout_fingerprint() {
   HICACHE_FIELD(ClientEntry, sq_head);
   HICACHE_FIELD(ClientEntry, operations);
   HICACHE_FIELD(ClientEntry, engine);
+  HICACHE_FIELD(ClientEntry, pool_tag);
   HICACHE_SHAPE(GroupEntry);
   HICACHE_FIELD(GroupEntry, members_attached);
   HICACHE_FIELD(GroupEntry, engine);
@@ -162,6 +163,7 @@ std::uint64_t layout_fingerprint() {
   HICACHE_FIELD(PageEntry, shards_done);
   HICACHE_FIELD(PageEntry, last_use);
   HICACHE_FIELD(PageEntry, seal);
+  HICACHE_FIELD(PageEntry, leased_to);
   HICACHE_SHAPE(LeaseEntry);
   HICACHE_FIELD(LeaseEntry, sequence);
   HICACHE_FIELD(LeaseEntry, first_chunk);

@@ -156,7 +156,7 @@ struct alignas(kCacheLine) ClientEntry {
   A8 engine[64];
   A32 host_pages[5];  // of the client's controller, by HostPageState: what the client says
   A32 host_page_refusals;
-  A64 reserved0;
+  A64 pool_tag;  // not 0: it maps the pool; whatever is leased to it carries this tag
 };
 static_assert(sizeof(ClientEntry) == 256);
 
@@ -222,8 +222,9 @@ struct alignas(kCacheLine) PageEntry {
   A64 last_use;      // use stamp; 0 = never used
   A32 uses;          // how many requests used it
   A32 reserved0;
-  A64 seal;  // hash over what identifies the page, made when it became ready; see shm/page_seal.hpp
-  A64 reserved1[2];
+  A64 seal;       // hash over what identifies the page, made when it became ready; see shm/page_seal.hpp
+  A64 leased_to;  // while filling or aborting: pool_tag of the ranks whose kernels may write to it, or 0
+  A64 reserved1;
 };
 static_assert(offsetof(PageEntry, shards_done) == 64);
 static_assert(sizeof(PageEntry) == 128);

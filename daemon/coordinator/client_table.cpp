@@ -12,7 +12,8 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 }
 
-ClientTable::ClientTable(std::span<ClientEntry> entries) : entries_(entries), clients_(entries.size()) {
+ClientTable::ClientTable(std::span<ClientEntry> entries, std::span<const ClientSlot> mappers)
+    : entries_(entries), clients_(entries.size()), mappers_(mappers.begin(), mappers.end()) {
   for (std::uint32_t i = 0; i < entries_.size(); ++i) {
     ClientEntry& e = entries_[i];
     clients_[i].slot = ClientSlot{i};
@@ -21,6 +22,13 @@ ClientTable::ClientTable(std::span<ClientEntry> entries) : entries_(entries), cl
     e.namespace_id.store(kNone32, kRelaxed);
     e.operations_in_flight.store(0, kRelaxed);
     e.copies_in_flight.store(0, kRelaxed);
+    if (std::find(mappers_.begin(), mappers_.end(), ClientSlot{i}) != mappers_.end()) {
+      clients_[i].state = ClientState::dying;
+      clients_[i].pool_tag = e.pool_tag.load(kRelaxed);
+      e.state.store(static_cast<std::uint32_t>(ClientState::dying), kRelaxed);
+      continue;
+    }
+    e.pool_tag.store(0, kRelaxed);
     // Clients of an earlier daemon that still wait for their copies take this as the proof that they are
     // over.
     e.state.store(static_cast<std::uint32_t>(ClientState::free), std::memory_order_release);
@@ -38,6 +46,7 @@ Client* ClientTable::admit(const AttachRequest& request, std::uint64_t instance_
   client.channel = request.channel;
   client.kick = request.kick;
   client.memory.reset();
+  client.pool_tag = 0;
   client.geometry = request.geometry;
   client.open_operations = client.owed_returns = client.copies_in_flight = 0;
   client.has_new_completions = false;
@@ -65,6 +74,7 @@ Client* ClientTable::admit(const AttachRequest& request, std::uint64_t instance_
   e.tp_rank.store(client.tp_rank, kRelaxed);
   e.attached_unix_ns.store(unix_ns(), kRelaxed);
   e.device_pages.store(0, kRelaxed);
+  e.pool_tag.store(0, kRelaxed);
   e.operations.store(0, kRelaxed);
   e.errors.store(0, kRelaxed);
   e.bytes_written.store(0, kRelaxed);
@@ -113,6 +123,26 @@ void ClientTable::set_state(Client& client, ClientState state) {
   }
 }
 
+void ClientTable::set_pool_tag(Client& client, std::uint64_t tag) {
+  client.pool_tag = tag;
+  // Release: whoever takes the region over finds pid and start time with it.
+  entries_[client.slot.value].pool_tag.store(tag, std::memory_order_release);
+}
+
+std::uint64_t ClientTable::forget_mapper(ClientSlot slot) {
+  std::erase(mappers_, slot);
+  Client& client = clients_[slot.value];
+  assert(client.state == ClientState::dying && client.channel == nullptr);
+  const std::uint64_t tag = client.pool_tag;
+  remove(client);
+  return tag;
+}
+
+bool ClientTable::mapper_with(std::uint64_t tag) const {
+  return std::any_of(mappers_.begin(), mappers_.end(),
+                     [&](ClientSlot slot) { return clients_[slot.value].pool_tag == tag; });
+}
+
 void ClientTable::remove(Client& client) {
   assert(client.copies_in_flight == 0);
   publish(client, GroupSlot::none(), NamespaceId::none());
@@ -121,6 +151,8 @@ void ClientTable::remove(Client& client) {
   client.memory.reset();
   client.header = nullptr;
   client.arena = nullptr;
+  client.pool_tag = 0;
+  entries_[client.slot.value].pool_tag.store(0, kRelaxed);
   set_state(client, ClientState::free);
 }
 

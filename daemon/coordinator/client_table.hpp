@@ -24,6 +24,7 @@ struct Client {
   std::shared_ptr<Mapping> channel;
   std::shared_ptr<UniqueFd> kick;
   std::shared_ptr<const RankMemory> memory;
+  std::uint64_t pool_tag = 0;  // it maps the pool: what its leased pages are marked with
   ChannelHeader* header = nullptr;
   std::uint8_t* arena = nullptr;  // untrusted content
   ChannelGeometry geometry;
@@ -40,7 +41,9 @@ struct Client {
 
 class ClientTable {
  public:
-  explicit ClientTable(std::span<ClientEntry> entries);
+  // `mappers`: entries of an earlier daemon whose processes map the pool and live. They keep their places,
+  // as dying, until forget_mapper.
+  explicit ClientTable(std::span<ClientEntry> entries, std::span<const ClientSlot> mappers = {});
 
   // Takes a free slot for an attach, or nullptr. The channel's header is filled.
   Client* admit(const AttachRequest& request, std::uint64_t instance_epoch);
@@ -50,6 +53,13 @@ class ClientTable {
   [[nodiscard]] ClientEntry& entry(const Client& client) { return entries_[client.slot.value]; }
   // Shows group, namespace and state in the control region.
   void publish(const Client& client, GroupSlot group, NamespaceId ns);
+  // Shows that the client maps the pool.
+  void set_pool_tag(Client& client, std::uint64_t tag);
+  // The process of an earlier daemon's mapper has ended: gives its place back and returns its tag.
+  std::uint64_t forget_mapper(ClientSlot slot);
+  // Whether an earlier daemon's mapper with this tag is left.
+  [[nodiscard]] bool mapper_with(std::uint64_t tag) const;
+  [[nodiscard]] const std::vector<ClientSlot>& mappers() const { return mappers_; }
   // Copies ring positions to the control region.
   void mirror_rings(const Client& client);
   void set_state(Client& client, ClientState state);
@@ -64,6 +74,7 @@ class ClientTable {
   std::span<ClientEntry> entries_;
   std::vector<Client> clients_;
   std::vector<ClientSlot> attached_;
+  std::vector<ClientSlot> mappers_;  // of an earlier daemon
 };
 
 }  // namespace hicache::daemon

@@ -75,7 +75,8 @@ Coordinator::Impl::Impl(const CoordinatorOptions& options)
       namespaces(options.tables.namespaces, pages.slots(), survey ? &survey->namespaces : nullptr),
       leases(options.tables, pages, stats),
       groups(options.tables.groups, namespaces),
-      clients(options.tables.clients),
+      clients(options.tables.clients,
+              survey ? std::span<const ClientSlot>(survey->mappers) : std::span<const ClientSlot>()),
       recorder(options.tables.flight),
       epoll(::epoll_create1(EPOLL_CLOEXEC)),
       fillers(options.tables.pages.size()) {
@@ -101,6 +102,8 @@ void Coordinator::Impl::finish_takeover() {
   stats.add(Counter::aborted, survey->half_written);
   stats.add(Counter::shards_verified, survey->shards_verified);
   stats.add(Counter::checksum_mismatches, survey->wrong_checksums);
+  held = survey->held;
+  stats.set(Counter::held_pages, held.size());
   operation_sequence = tables.header->operation_sequence.load(kRelaxed);
   for (const FlightRecord& r : tables.flight)
     record_sequence = std::max(record_sequence, r.sequence.load(kRelaxed));
@@ -110,6 +113,10 @@ void Coordinator::Impl::finish_takeover() {
       "half-written "
       "pages dropped",
       survey->keep.size(), survey->ready, survey->inconsistent, survey->orphans, survey->half_written);
+  if (!survey->mappers.empty()) {
+    spdlog::info("{} pages are held: {} processes that an earlier daemon let map the pool still live",
+                 held.size(), survey->mappers.size());
+  }
   survey.reset();
 }
 
@@ -238,6 +245,10 @@ void Coordinator::Impl::handle(CoordinatorRequest& request) {
           take_storage_events();
         } else if constexpr (std::is_same_v<T, StorageChanged>) {
           storage_changed();
+        } else if constexpr (std::is_same_v<T, BreachRequest>) {
+          breach(r);
+        } else if constexpr (std::is_same_v<T, MapperGoneRequest>) {
+          mapper_gone(r.client);
         } else {
           const auto found = transfers_in_flight.find(r.id.value);
           assert(found != transfers_in_flight.end());

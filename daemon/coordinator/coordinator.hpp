@@ -7,9 +7,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "daemon/config.hpp"
 #include "daemon/coordinator/requests.hpp"
+#include "shm/process.hpp"
 #include "shm/region.hpp"
 
 namespace hicache::daemon {
@@ -27,6 +29,12 @@ struct CoordinatorOptions {
       nullptr;  // with verify: full, what a takeover compares; nullptr = nothing
 };
 
+// A process that an earlier daemon let map the pool and that lives.
+struct PoolMapper {
+  ClientSlot client;
+  ProcessIdentity process;
+};
+
 class Coordinator {
  public:
   explicit Coordinator(const CoordinatorOptions& options);
@@ -42,6 +50,10 @@ class Coordinator {
   // The tier below; without one nothing is fetched or backed up. Must be set before run(); outlives the
   // coordinator's thread.
   void set_storage(StorageTier* storage);
+
+  // Those of the region that was taken over, for somebody who posts a MapperGoneRequest when one has ended.
+  // Before run() only.
+  [[nodiscard]] std::vector<PoolMapper> pool_mappers() const;
 
   // Hands a request over; never blocks, from any thread.
   void post(CoordinatorRequest request);

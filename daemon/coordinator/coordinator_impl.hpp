@@ -3,6 +3,7 @@
 //   operations.cpp   what a submission must look like; nop, reserve, load, release
 //   writes.cpp       group writes: allocation, publication in prefix order, failure
 //   membership.cpp   attach, device buffers, loss of a client
+//   pool_mappers.cpp ranks that map the pool, and pages that an earlier daemon leased to such ranks
 //   deadlines.cpp    ends of operations whose time is up
 //   control.cpp      hicache-ctl
 //   prefetches.cpp   pages that come from storage
@@ -136,6 +137,12 @@ struct Coordinator::Impl {
   void fence(Client& client);
   void move_clients(const Group& group, NamespaceId ns);
 
+  // --- pool_mappers.cpp
+  // What marks pages that are leased to this client for writing.
+  [[nodiscard]] std::uint64_t pool_tag_of(const Client& client) const;
+  void breach(const BreachRequest& request);
+  void mapper_gone(ClientSlot slot);
+
   // --- prefetches.cpp
   void execute_prefetch(Client& client, const Submission& submission, std::uint64_t sequence);
   void execute_check_prefetch(Client& client, const Submission& submission, std::uint64_t sequence);
@@ -234,6 +241,7 @@ struct Coordinator::Impl {
   std::vector<LeaseId> maybe_finished;  // a write of theirs ended on behalf of another lease
   std::size_t next_client = 0;          // fairness: where the next turn starts
   bool evicting_in_background = false;
+  std::vector<HeldPage> held;  // nobody's until the processes that they are leased to have ended
   StorageTier* storage = nullptr;
   std::unordered_map<std::uint64_t, StorageWork> storage_work;           // by request
   std::unordered_map<std::uint64_t, Prefetch*> prefetches_in_flight;     // by number

@@ -64,6 +64,8 @@ void Coordinator::Impl::attach(AttachRequest& request) {
   client->attached_namespace = *ns;
   bump(namespaces.entry(*ns).attached_clients);
   clients.publish(*client, group->slot, *ns);
+  // Before the pool's descriptor leaves: a daemon that comes after this one must know of the process.
+  if (request.maps_pool) clients.set_pool_tag(*client, pool_tag_of(*client));
   stats.add(Counter::attaches);
   stats.add(Counter::attached_clients);
   note(FlightEvent::attach, client, Opcode::none, Status::ok, 0, 0, 0);

@@ -6,6 +6,7 @@
 #include "shm/page_seal.hpp"
 #include "shm/page_word.hpp"
 #include "shm/prefix_index.hpp"
+#include "shm/process.hpp"
 #include "shm/protocol.hpp"
 
 namespace hicache::daemon {
@@ -21,18 +22,26 @@ auto get(const Atomic& a) {
 class Surveyor {
  public:
   Surveyor(const ConstTables& tables, std::uint64_t pool_bytes, std::uint64_t segment_bytes)
-      : t_(tables), pool_bytes_(pool_bytes), segment_bytes_(segment_bytes), wanted_(tables.pages.size()) {
+      : t_(tables),
+        pool_bytes_(pool_bytes),
+        segment_bytes_(segment_bytes),
+        wanted_(tables.pages.size()),
+        held_(tables.pages.size()) {
     survey_.namespaces.resize(t_.namespaces.size());
   }
 
   PageSurvey run() {
     for (std::uint32_t i = 0; i < t_.namespaces.size(); ++i) survey_.namespaces[i] = sound_namespace(i);
     drop_twin_namespaces();
+    find_mappers();
     for (std::uint32_t i = 0; i < t_.pages.size(); ++i) look_at(i);
     drop_overlaps();
     drop_twins();
     drop_mixed_segments();
     keep_whole_prefixes();
+    for (std::uint32_t i = 0; i < held_.size(); ++i) {
+      if (held_[i]) survey_.held.push_back({PageId{i}, get(t_.pages[i].leased_to)});
+    }
     return std::move(survey_);
   }
 
@@ -65,9 +74,27 @@ class Surveyor {
     }
   }
 
+  // Processes that an earlier daemon let map the pool. A zombie whose threads still run counts as living.
+  void find_mappers() {
+    for (std::uint32_t i = 0; i < t_.clients.size(); ++i) {
+      const ClientEntry& e = t_.clients[i];
+      if (get(e.state) == static_cast<std::uint32_t>(ClientState::free) || get(e.pool_tag) == 0) continue;
+      if (await_process_end(ProcessIdentity{get(e.pid), get(e.start_ticks)}, 0)) continue;
+      survey_.mappers.push_back(ClientSlot{i});
+    }
+  }
+
+  [[nodiscard]] bool may_be_written(const PageEntry& p, PageState state) const {
+    if (state != PageState::filling && state != PageState::aborting) return false;
+    const std::uint64_t tag = get(p.leased_to);
+    return tag != 0 && std::any_of(survey_.mappers.begin(), survey_.mappers.end(), [&](ClientSlot slot) {
+             return get(t_.clients[slot.value].pool_tag) == tag;
+           });
+  }
+
   void complain(std::uint32_t page, const std::string& what) {
     ++survey_.inconsistent;
-    wanted_[page] = false;
+    wanted_[page] = held_[page] = false;
     if (survey_.findings.size() < kMaxFindings) {
       survey_.findings.push_back("page " + std::to_string(page) + " " + what);
     }
@@ -77,15 +104,16 @@ class Surveyor {
     const PageEntry& p = t_.pages[i];
     const PageWord word = PageWord::decode(get(p.word));
     if (word.state == PageState::free) return;
-    if (word.state != PageState::ready) {
+    const bool held = may_be_written(p, word.state);
+    if (word.state != PageState::ready && !held) {
       ++survey_.half_written;
       return;
     }
-    ++survey_.ready;
+    if (!held) ++survey_.ready;
     if (word.generation.value == 0) {
       return complain(i, "has an impossible page word");
     }
-    if (get(p.seal) != page_seal(p)) return complain(i, "does not agree with its seal");
+    if (!held && get(p.seal) != page_seal(p)) return complain(i, "does not agree with its seal");
     const std::uint32_t ns = get(p.namespace_id);
     if (ns >= survey_.namespaces.size() || !survey_.namespaces[ns]) {
       return complain(i, "is in namespace " + std::to_string(ns) + ", whose entry is not sound");
@@ -99,11 +127,13 @@ class Surveyor {
     }
     const std::uint32_t shards = get(e.shards);
     const std::uint64_t all = shards == 64 ? ~0ull : (1ull << shards) - 1;
-    if (get(p.shards_done) != all) return complain(i, "is ready without all its shards");
+    if (!held && get(p.shards_done) != all) return complain(i, "is ready without all its shards");
     if (!well_placed(offset, slot_bytes)) {
       return complain(i,
                       "lies at pool offset " + std::to_string(offset) + ", where no slot of its size begins");
     }
+    held_[i] = held;
+    if (held) return;
     // Nobody can ask for pages of a retired namespace any more.
     wanted_[i] = get(e.state) == static_cast<std::uint32_t>(NamespaceState::active);
     if (!wanted_[i]) ++survey_.orphans;
@@ -128,10 +158,18 @@ class Surveyor {
     }
     return list;
   }
+  // Those that have a slot: a held page keeps it.
+  [[nodiscard]] std::vector<std::uint32_t> placed_pages() const {
+    std::vector<std::uint32_t> list;
+    for (std::uint32_t i = 0; i < wanted_.size(); ++i) {
+      if (wanted_[i] || held_[i]) list.push_back(i);
+    }
+    return list;
+  }
 
   // Two pages that claim the same bytes: at most one is right, and nobody can say which.
   void drop_overlaps() {
-    auto list = wanted_pages();
+    auto list = placed_pages();
     std::sort(list.begin(), list.end(), [this](std::uint32_t a, std::uint32_t b) {
       return get(t_.pages[a].pool_offset) < get(t_.pages[b].pool_offset);
     });
@@ -140,7 +178,8 @@ class Surveyor {
     for (const std::uint32_t page : list) {
       const std::uint64_t offset = get(t_.pages[page].pool_offset);
       if (offset < end) {
-        if (wanted_[reaches_furthest]) complain(reaches_furthest, "shares its bytes with another page");
+        if (wanted_[reaches_furthest] || held_[reaches_furthest])
+          complain(reaches_furthest, "shares its bytes with another page");
         complain(page, "shares its bytes with another page");
       }
       if (offset + slot_bytes_of(page) > end) {
@@ -168,7 +207,7 @@ class Surveyor {
   // A segment serves one size of slots; where pages disagree, the first one decides.
   void drop_mixed_segments() {
     std::vector<std::uint64_t> slot_size(t_.segments.size());
-    for (const std::uint32_t page : wanted_pages()) {
+    for (const std::uint32_t page : placed_pages()) {
       const std::uint64_t slot_bytes = slot_bytes_of(page);
       const std::uint64_t first = get(t_.pages[page].pool_offset) / segment_bytes_;
       const std::uint64_t span = (slot_bytes + segment_bytes_ - 1) / segment_bytes_;
@@ -220,6 +259,7 @@ class Surveyor {
   std::uint64_t pool_bytes_;
   std::uint64_t segment_bytes_;
   std::vector<bool> wanted_;
+  std::vector<bool> held_;
   PageSurvey survey_;
 };
 

@@ -27,6 +27,7 @@ PageTable::PageTable(const Tables& tables, std::uint64_t segment_bytes, const Ev
   std::vector<bool> kept(entries_.size());
   if (survey != nullptr) {
     for (const PageId page : survey->keep) kept[page.value] = true;
+    for (const HeldPage& one : survey->held) kept[one.page.value] = true;
   }
   for (NamespaceEntry& ns : namespaces_) ns.resident_pages.store(0, kRelaxed);
   free_.reserve(entries_.size());
@@ -38,6 +39,7 @@ PageTable::PageTable(const Tables& tables, std::uint64_t segment_bytes, const Ev
   if (survey != nullptr) {
     for (const PageId page : survey->keep) entries_[page.value].children.store(0, kRelaxed);
     for (const PageId page : survey->keep) adopt(page);
+    for (const HeldPage& one : survey->held) adopt_held(one.page);
   }
   stats_.set(Counter::pinned_pages, 0);
   for (const Counter gauge :
@@ -68,6 +70,29 @@ void PageTable::clear_entry(PageEntry& e) {
   e.filler_lease.store(kNone32, kRelaxed);
   e.depth.store(0, kRelaxed);
   e.seal.store(0, kRelaxed);
+  e.leased_to.store(0, kRelaxed);
+}
+
+// A page that somebody may still write to: nobody's, in its slot, until finish_abort.
+void PageTable::adopt_held(PageId page) {
+  PageEntry& e = entries_[page.value];
+  const NamespaceId ns = namespace_of(page);
+  const SizeClassId size_class = slots_.class_for(namespaces_[ns.value].slot_bytes.load(kRelaxed));
+  const bool placed = slots_.adopt(size_class, offset(page));
+  assert(placed && "the survey checks places by the allocator's rules");
+  static_cast<void>(placed);
+  PageWord w = word(page);
+  w.state = PageState::aborting;
+  w.pins = 0;
+  w.flags = 0;
+  set_word(page, w);
+  e.size_class.store(size_class.value, kRelaxed);
+  e.filler_lease.store(kNone32, kRelaxed);
+  e.chain_next.store(kNone32, kRelaxed);
+  e.parent.store(kNone32, kRelaxed);
+  e.parent_generation.store(0, kRelaxed);
+  e.children.store(0, kRelaxed);
+  bump(namespaces_[ns.value].resident_pages);
 }
 
 // A page that a survey found sound; its parent has been adopted before.
@@ -261,8 +286,15 @@ void PageTable::set_filler(PageId page, LeaseSlot filler) {
   entries_[page.value].filler_lease.store(filler.value, kRelaxed);
 }
 
+void PageTable::lease_to(PageId page, std::uint64_t pool_tag) {
+  assert(state(page) == PageState::filling);
+  // Release: where the page lies comes before the word that makes it count after this daemon's death.
+  entries_[page.value].leased_to.store(pool_tag, std::memory_order_release);
+}
+
 void PageTable::publish(PageId page, PageSource source) {
   PageEntry& e = entries_[page.value];
+  e.leased_to.store(0, kRelaxed);
   e.filler_lease.store(kNone32, kRelaxed);
   e.seal.store(page_seal(e), kRelaxed);
   HICACHE_CRASH_POINT(publish_sealed);
@@ -311,6 +343,7 @@ void PageTable::release(PageId page) {
   e.shards_done.store(0, kRelaxed);
   e.depth.store(0, kRelaxed);
   e.seal.store(0, kRelaxed);
+  e.leased_to.store(0, kRelaxed);
   free_.push_back(page);
   publish_gauges();
 }

@@ -68,6 +68,9 @@ class PageTable {
   void publish(PageId page, PageSource source = PageSource::device);
   // Another lease answers for the fill from now on. Precondition: filling.
   void set_filler(PageId page, LeaseSlot filler);
+  // Kernels of the ranks with this tag may write to the page from now on, until it is ready or free: what a
+  // daemon that takes the region over must know. Precondition: filling.
+  void lease_to(PageId page, std::uint64_t pool_tag);
   // filling -> aborting: out of the index at once, its slot stays until finish_abort. Precondition: no
   // children.
   void abort(PageId page);
@@ -157,6 +160,7 @@ class PageTable {
   void release(PageId page);
   static void clear_entry(PageEntry& entry);
   void adopt(PageId page);
+  void adopt_held(PageId page);
   [[nodiscard]] PageUse use_of(PageId page) const;
   void publish_gauges();
 

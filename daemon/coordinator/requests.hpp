@@ -38,6 +38,7 @@ struct AttachRequest {
   std::shared_ptr<Mapping> channel;  // zeroed memfd of geometry.total_bytes
   ChannelGeometry geometry;
   std::shared_ptr<UniqueFd> kick;  // eventfd that the client writes to wake the coordinator
+  bool maps_pool = false;          // io_backend kernel, and allowed
   std::function<void(AttachAnswer)> answer;
 };
 
@@ -52,6 +53,17 @@ struct GoneRequest {
   ClientSlot client;
   Generation client_generation;
   bool orderly = false;
+};
+
+// A rank in io_backend kernel reported what can't be: it is cut off.
+struct BreachRequest {
+  ClientSlot client;
+  Generation client_generation;
+};
+
+// A process that mapped the pool under an earlier daemon has ended.
+struct MapperGoneRequest {
+  ClientSlot client;
 };
 
 // hicache-ctl. `answer` gets a status and JSON text.
@@ -78,8 +90,8 @@ struct StorageNews {};
 // What storage holds is no longer what it was: another backend, or none, or an empty one.
 struct StorageChanged {};
 
-using CoordinatorRequest =
-    std::variant<AttachRequest, BuffersRequest, GoneRequest, ControlRequest, ReloadRequest, ConnectionRefused,
-                 UsablePoolRequest, StorageNews, StorageChanged, TransferDone>;
+using CoordinatorRequest = std::variant<AttachRequest, BuffersRequest, GoneRequest, ControlRequest,
+                                        ReloadRequest, ConnectionRefused, UsablePoolRequest, StorageNews,
+                                        StorageChanged, BreachRequest, MapperGoneRequest, TransferDone>;
 
 }  // namespace hicache::daemon

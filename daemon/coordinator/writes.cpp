@@ -159,6 +159,10 @@ void Coordinator::Impl::start_rank_copy(Client& client, Lease& lease, GroupWrite
                  scratch_states[i]});
   }
   if (transfer.pages.empty()) return;
+  if (memory.kernel != nullptr) {
+    for (const std::uint32_t position : rank.positions)
+      pages.lease_to(write.pages[position].page, client.pool_tag);
+  }
   transfer.id = TransferId{++next_number};
   transfer.memory = client.memory;
   transfer.direction = Direction::write;

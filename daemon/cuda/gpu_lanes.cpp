@@ -6,8 +6,8 @@
 
 #include "daemon/cuda/gpu_transfers_impl.hpp"
 #include "daemon/cuda/staged_chunks.hpp"
-#include "daemon/transfer/layer_fences.hpp"
 #include "shm/clock.hpp"
+#include "shm/layer_fences.hpp"
 
 namespace hicache::daemon {
 namespace {

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "daemon/coordinator/requests.hpp"
+#include "daemon/kernel/kernel_link.hpp"
 #include "daemon/sessions/peer_watch.hpp"
 #include "shm/fd.hpp"
 #include "shm/messages.hpp"
@@ -41,6 +42,7 @@ struct Connection {
   std::shared_ptr<Mapping> channel;
   UniqueFd channel_fd;  // until Welcome has been sent
   std::shared_ptr<UniqueFd> kick;
+  std::shared_ptr<KernelLink> kernel;  // io_backend kernel, and allowed; else null
   // From the coordinator's answer on.
   AttachAnswer client;
   bool buffers_sent = false;

@@ -2,7 +2,9 @@
 
 #include <spdlog/fmt/fmt.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -45,6 +47,27 @@ Outcome check_hello(const Hello& hello, const DaemonFacts& facts, std::uint32_t 
   return success();
 }
 
+Outcome may_map_pool(const Hello& hello, std::uint32_t uid, const Config& config) {
+  const auto& engines = config.pool.map_engines;
+  if (std::find(engines.begin(), engines.end(), hello.engine) == engines.end()) {
+    return Error{
+        Status::not_permitted,
+        fmt::format("engine '{}' may not map the pool of daemon '{}', as io_backend kernel does: list it "
+                    "in pool.map_engines, or attach with io_backend direct",
+                    hello.engine, config.name),
+        0};
+  }
+  const auto& uids = config.pool.map_uids;
+  if (uid == 0 || uid == ::geteuid() || std::find(uids.begin(), uids.end(), uid) != uids.end())
+    return success();
+  return Error{
+      Status::not_permitted,
+      fmt::format("engine '{}' of user {} may not map the pool of daemon '{}', as io_backend kernel does: "
+                  "expected root, user {}, or one listed in pool.map_uids",
+                  hello.engine, uid, config.name, ::geteuid()),
+      0};
+}
+
 Outcome make_channel(Connection& c, const Config::Limits& limits) {
   c.geometry =
       ChannelGeometry::plan(limits.submission_entries, limits.completion_entries, limits.arena_bytes);
@@ -65,6 +88,7 @@ Welcome make_welcome(const Connection& c, const DaemonFacts& facts, const Config
   Welcome welcome;
   welcome.protocol = c.protocol;
   welcome.features = c.wanted_features & features_of(config);
+  if (c.kernel != nullptr) welcome.features |= kFeatureKernel;
   welcome.instance_epoch = facts.instance_epoch;
   welcome.region_bytes = facts.region_bytes;
   welcome.client_slot = c.client.client.value;

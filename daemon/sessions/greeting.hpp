@@ -24,6 +24,10 @@ struct DaemonFacts {
 // people.
 Outcome check_hello(const Hello& hello, const DaemonFacts& facts, std::uint32_t peer_pid);
 
+// Whether this rank may map the pool, which io_backend kernel needs: not_permitted naming the engine or the
+// user, and what would have to be listed.
+Outcome may_map_pool(const Hello& hello, std::uint32_t uid, const Config& config);
+
 // Makes the connection's channel, its mapping and its eventfd.
 Outcome make_channel(Connection& connection, const Config::Limits& limits);
 

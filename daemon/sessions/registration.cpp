@@ -39,7 +39,11 @@ Result<std::vector<Mapping>> map_host_memory(const RegistrationJob& job) {
 
 Result<std::unique_ptr<RankMemory>> map_rank_memory(RegistrationJob& job, CudaPath& cuda) {
   if (auto valid = job.geometry.validate(job.spec); !valid) return valid.error();
-  const std::size_t expected = job.geometry.descriptors() + (job.staging ? 1 : 0);
+  const bool by_rank = job.kernel != nullptr;
+  if (by_rank && job.staging) {
+    return Error{Status::invalid_argument, "staging memory in io_backend kernel, which needs none", 0};
+  }
+  const std::size_t expected = by_rank ? 0 : job.geometry.descriptors() + (job.staging ? 1 : 0);
   if (job.fds.size() != expected) {
     return Error{Status::invalid_argument,
                  std::to_string(job.fds.size()) + " descriptors came with " +
@@ -54,7 +58,9 @@ Result<std::unique_ptr<RankMemory>> map_rank_memory(RegistrationJob& job, CudaPa
   memory->channel = job.channel;
   memory->fences = reinterpret_cast<FenceBlock*>(static_cast<std::uint8_t*>(job.channel->data()) +
                                                  job.channel_geometry.fence_offset);
-  if (job.geometry.device_kind() == DeviceKind::cuda) {
+  if (by_rank) {
+    memory->kernel = job.kernel;
+  } else if (job.geometry.device_kind() == DeviceKind::cuda) {
     auto device = cuda.import(job.spec, job.geometry, job.staging, job.fds, memory->fences);
     if (!device) return device.error();
     memory->device = std::move(*device);

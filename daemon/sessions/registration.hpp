@@ -27,6 +27,7 @@ struct RegistrationJob {
   ChannelGeometry channel_geometry;
   DeviceGeometry geometry;
   std::optional<StagingOffer> staging;
+  std::shared_ptr<KernelLink> kernel;  // io_backend kernel: nothing is mapped, no descriptor comes
   std::vector<UniqueFd> fds;
   UniqueFd socket;  // a second descriptor of the session's
   // Called once, on the registration's or the coordinator's thread; must only hand the answer on.

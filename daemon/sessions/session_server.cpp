@@ -14,6 +14,7 @@
 #include <thread>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "daemon/sessions/connection.hpp"
 #include "daemon/sessions/greeting.hpp"
@@ -67,6 +68,7 @@ class SessionServer::Impl {
       : config_(options.config),
         socket_path_(options.socket_path),
         control_fd_(options.control_fd),
+        pool_fd_(options.pool_fd),
         facts_{options.config.name, ProcessIdentity::self(), options.region_bytes, options.instance_epoch},
         post_(std::move(post)),
         registration_(registration) {}
@@ -92,6 +94,7 @@ class SessionServer::Impl {
   void on_socket(std::uint64_t id);
   void on_message(Connection& c, Message message);
   void on_hello(Connection& c, const Hello& hello);
+  Outcome grant_pool(Connection& c, const Hello& hello) const;
   void begin_attach(Connection& c, const Hello& hello);
   void on_register(Connection& c, RegisterBuffers buffers, std::vector<UniqueFd> fds);
   void on_control(Connection& c, Control control);
@@ -111,6 +114,7 @@ class SessionServer::Impl {
   Config config_;
   const std::string socket_path_;
   const int control_fd_;
+  const int pool_fd_;
   const DaemonFacts facts_;
   Post post_;
   Registration& registration_;
@@ -362,11 +366,23 @@ void SessionServer::Impl::on_hello(Connection& c, const Hello& hello) {
     send(c, Reply{Status::ok, fmt::format("protocol {}", c.protocol)});
   } else if (draining_) {
     refuse(c, Status::shutting_down, fmt::format("daemon '{}' is stopping", config_.name));
+  } else if (auto granted = grant_pool(c, hello); !granted) {
+    refuse(c, granted.status(), granted.error().message);
   } else if (auto made = make_channel(c, config_.limits); !made) {
     refuse(c, made.status(), "the daemon cannot make a channel: " + made.error().message);
   } else {
     begin_attach(c, hello);
   }
+}
+
+// Makes what a rank in io_backend kernel shares with the daemon, if it asked for that and may.
+Outcome SessionServer::Impl::grant_pool(Connection& c, const Hello& hello) const {
+  if (hello.role != Role::rank || (hello.features & kFeatureKernel) == 0) return success();
+  if (auto may = may_map_pool(hello, c.peer.uid, config_); !may) return may;
+  auto link = KernelLink::create(ProcessIdentity{c.peer.pid, c.start_ticks});
+  if (!link) return link.error();
+  c.kernel = std::move(*link);
+  return success();
 }
 
 void SessionServer::Impl::begin_attach(Connection& c, const Hello& hello) {
@@ -382,6 +398,7 @@ void SessionServer::Impl::begin_attach(Connection& c, const Hello& hello) {
   request.channel = c.channel;
   request.geometry = c.geometry;
   request.kick = c.kick;
+  request.maps_pool = c.kernel != nullptr;
   request.answer = [queue = queue_, id = c.id](AttachAnswer answer) {
     queue->push(AttachAnswered{id, std::move(answer)});
   };
@@ -404,7 +421,11 @@ void SessionServer::Impl::on_attach_answer(const AttachAnswered& event) {
   c->client = answer;
   c->tripwire =
       std::make_unique<PeerWatch>(c->channel, [queue = queue_, id = c->id] { queue->push(PeerDied{id}); });
-  const int fds[] = {control_fd_, c->channel_fd.get(), c->kick->get()};
+  std::vector<int> fds = {control_fd_, c->channel_fd.get(), c->kick->get()};
+  if (c->kernel != nullptr) {
+    fds.insert(fds.end(), {pool_fd_, c->kernel->block_fd.get(), c->kernel->news.get()});
+    spdlog::info("client {} (pid {}) maps the pool", answer.client.value, c->peer.pid);
+  }
   if (!send(*c, make_welcome(*c, facts_, config_), fds)) return;
   c->channel_fd.reset();
   HICACHE_CRASH_POINT(attach_welcome_sent);
@@ -430,6 +451,7 @@ void SessionServer::Impl::on_register(Connection& c, RegisterBuffers buffers, st
   job.channel_geometry = c.geometry;
   job.geometry = std::move(buffers.geometry);
   job.staging = buffers.staging;
+  job.kernel = c.kernel;
   job.fds = std::move(fds);
   job.socket = UniqueFd(::fcntl(c.socket.get(), F_DUPFD_CLOEXEC, 0));
   job.answer = [queue = queue_, id = c.id](Status status, std::string text) {

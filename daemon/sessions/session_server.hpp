@@ -19,6 +19,7 @@ struct SessionServerOptions {
   Config config;
   std::string socket_path;
   int control_fd = -1;  // read-only descriptor of the control region; stays the caller's
+  int pool_fd = -1;     // of the pool, for ranks that may map it; stays the caller's
   std::uint64_t region_bytes = 0;
   std::uint64_t instance_epoch = 0;
 };

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cassert>
 
-#include "daemon/transfer/layer_fences.hpp"
 #include "shm/clock.hpp"
+#include "shm/layer_fences.hpp"
 
 namespace hicache::daemon {
 namespace {

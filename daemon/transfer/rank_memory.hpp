@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "daemon/kernel/kernel_link.hpp"
 #include "shm/channel_layout.hpp"
 #include "shm/device_geometry.hpp"
 #include "shm/fd.hpp"
@@ -51,6 +52,8 @@ struct RankMemory {
   // Of device memory: the session's socket, closed after the memory was. A rank must not free exported memory
   // before, so its close() waits for the end of the connection.
   UniqueFd session;
+  std::shared_ptr<KernelLink>
+      kernel;  // io_backend kernel: the rank moves its pages itself; nothing is mapped
   std::unique_ptr<DeviceImport> device;  // null for host memory. Last: it goes before the channel does
 };
 

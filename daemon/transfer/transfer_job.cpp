@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <exception>
 
-#include "daemon/transfer/layer_fences.hpp"
 #include "shm/crash_points.hpp"
+#include "shm/layer_fences.hpp"
 
 namespace hicache::daemon {
 namespace {

@@ -10,25 +10,31 @@ namespace hicache::daemon {
 
 class TransferRouter final : public Transfers {
  public:
-  // Both outlive the router.
-  TransferRouter(Transfers& host, CudaPath& cuda) : host_(host), cuda_(cuda) {}
+  // All outlive the router.
+  TransferRouter(Transfers& host, CudaPath& cuda, Transfers& kernel)
+      : host_(host), cuda_(cuda), kernel_(kernel) {}
 
   void submit(Transfer transfer) override {
+    if (transfer.memory != nullptr && transfer.memory->kernel != nullptr)
+      return kernel_.submit(std::move(transfer));
     const bool device = transfer.memory != nullptr && transfer.memory->device != nullptr;
     (device ? *transfer.memory->device->transfers : host_).submit(std::move(transfer));
   }
   void cancel(TransferId id) override {
     host_.cancel(id);
     cuda_.cancel(id);
+    kernel_.cancel(id);
   }
   void cancel_client(ClientSlot client, Generation generation) override {
     host_.cancel_client(client, generation);
     cuda_.cancel_client(client, generation);
+    kernel_.cancel_client(client, generation);
   }
 
  private:
   Transfers& host_;
   CudaPath& cuda_;
+  Transfers& kernel_;
 };
 
 }  // namespace hicache::daemon

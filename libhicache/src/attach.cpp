@@ -6,6 +6,7 @@
 #include <array>
 
 #include "hicache/cuda.hpp"
+#include "kernel/host_page_mover.hpp"
 #include "reattachment.hpp"
 #include "session_impl.hpp"
 #include "shm/crash_points.hpp"
@@ -121,6 +122,28 @@ Result<Mapping> map_channel(const Welcome& welcome, int fd) {
   return mapped;
 }
 
+// The pool and the kernel block, in the descriptors behind those that every session gets.
+Result<KernelAttachment> map_pool(const ConstTables& tables, std::span<UniqueFd> fds) {
+  const std::uint64_t pool_bytes = tables.header->pool_bytes.load(std::memory_order_relaxed);
+  const auto pool_size = object_size(fds[0].get());
+  if (!pool_size) return pool_size.error();
+  if (*pool_size != pool_bytes) {
+    return corrupt("pool of " + std::to_string(*pool_size) + " bytes, " + std::to_string(pool_bytes) +
+                   " announced");
+  }
+  const auto block_size = sealed_size(fds[1].get());
+  if (!block_size) return corrupt("kernel block: " + block_size.error().message);
+  if (*block_size != kKernelBlockBytes) {
+    return corrupt("kernel block of " + std::to_string(*block_size) + " bytes, expected " +
+                   std::to_string(kKernelBlockBytes));
+  }
+  auto pool = Mapping::map(fds[0].get(), pool_bytes, Mapping::Access::read_write, /*dont_fork=*/true);
+  if (!pool) return pool.error();
+  auto block = Mapping::map(fds[1].get(), kKernelBlockBytes, Mapping::Access::read_write, /*dont_fork=*/true);
+  if (!block) return block.error();
+  return KernelAttachment{std::move(*pool), std::move(*block), std::move(fds[2])};
+}
+
 Result<Attachment> check_welcome(const Welcome& welcome, Message& message) {
   if (welcome.protocol < kProtocolMin || welcome.protocol > kProtocolMax) {
     return Error{Status::version_mismatch,
@@ -128,8 +151,11 @@ Result<Attachment> check_welcome(const Welcome& welcome, Message& message) {
                      std::to_string(kProtocolMin) + " to " + std::to_string(kProtocolMax),
                  0};
   }
-  if (message.fds.size() != 3)
-    return corrupt(std::to_string(message.fds.size()) + " descriptors, expected 3");
+  const bool maps_pool = (welcome.features & kFeatureKernel) != 0;
+  const std::size_t expected = maps_pool ? 6 : 3;
+  if (message.fds.size() != expected) {
+    return corrupt(std::to_string(message.fds.size()) + " descriptors, expected " + std::to_string(expected));
+  }
   Attachment a;
   a.welcome = welcome;
   auto tables = map_control(welcome, message.fds[0].get(), a.control);
@@ -142,6 +168,11 @@ Result<Attachment> check_welcome(const Welcome& welcome, Message& message) {
   // A kick must never block, whatever the descriptor is.
   const int flags = ::fcntl(a.kick.get(), F_GETFL);
   if (flags < 0 || (flags & O_NONBLOCK) == 0) return corrupt("the wake-up descriptor would block");
+  if (maps_pool) {
+    auto kernel = map_pool(a.tables, std::span(message.fds).subspan(3));
+    if (!kernel) return kernel.error();
+    a.kernel = std::move(*kernel);
+  }
   return a;
 }
 
@@ -154,7 +185,12 @@ Result<std::unique_ptr<Session>> Session::attach(const AttachOptions& options) {
       connect_unix(options.socket_path.empty() ? default_socket_path(options.name) : options.socket_path);
   if (!socket) return socket.error();
   Hello hello;
-  if (options.staging_bytes > 0) hello.features |= kFeatureStaging;
+  const bool by_kernel = options.role == Role::rank && options.io_backend == IoBackend::kernel;
+  if (by_kernel) {
+    hello.features |= kFeatureKernel;
+  } else if (options.staging_bytes > 0) {
+    hello.features |= kFeatureStaging;
+  }
   hello.role = options.role;
   hello.pid = static_cast<std::uint32_t>(::getpid());
   hello.engine = options.engine;
@@ -174,12 +210,33 @@ Result<std::unique_ptr<Session>> Session::attach(const AttachOptions& options) {
   HICACHE_CRASH_POINT(welcome_read);
   auto attachment = check_welcome(*welcome, *message);
   if (!attachment) return attachment.error();
+  if (by_kernel != attachment->kernel.has_value()) {
+    return Error{Status::version_mismatch,
+                 by_kernel
+                     ? "the daemon does not know io_backend kernel: use direct, or a daemon of this version"
+                     : "the daemon sent its pool, which was not asked for",
+                 0};
+  }
   HICACHE_CRASH_POINT(welcome_mapped);
   attachment->socket = std::move(*socket);
   std::unique_ptr<Session> session(new Session(std::make_unique<Impl>(options, std::move(*attachment))));
   HICACHE_CRASH_POINT(session_made);
   if (options.reattach) session->reattachment_ = std::make_unique<Reattachment>(options, *session->impl_);
   return session;
+}
+
+Result<std::unique_ptr<KernelWorker>> Session::Impl::make_kernel_worker(const DeviceGeometry& geometry,
+                                                                        std::span<const int> fds) {
+  const KernelAttachment& kept = *attached.kernel;
+  const PoolGuard guard(*attached.tables.header, attached.welcome.instance_epoch);
+  if (geometry.device_kind() != DeviceKind::host) {
+    return Error{Status::not_permitted, "io_backend kernel moves pages of host memory only", 0};
+  }
+  auto mover = HostPageMover::create(spec, geometry, fds, kept.pool, *fences, guard);
+  if (!mover) return mover.error();
+  const KernelLimits limits{kept.pool.size(), spec.shard_bytes(), geometry.pages, geometry.states};
+  const KernelRequests requests(*static_cast<KernelBlock*>(kept.block.data()), kept.news.get(), limits);
+  return std::make_unique<KernelWorker>(std::move(*mover), requests, *header, waiting);
 }
 
 Outcome Session::register_buffers(const DeviceGeometry& geometry, std::span<const int> fds,
@@ -225,6 +282,13 @@ Outcome Session::register_memory(const DeviceGeometry& geometry, std::span<const
   const int fd = m.attached.socket.get();
   RegisterBuffers message_out{geometry, std::nullopt};
   std::vector<int> fds_out(fds.begin(), fds.end());
+  std::unique_ptr<KernelWorker> kernel;
+  if (m.attached.kernel) {
+    auto made = m.make_kernel_worker(geometry, fds);
+    if (!made) return made.error();
+    kernel = std::move(*made);
+    fds_out.clear();  // the daemon touches nothing of them
+  }
   std::unique_ptr<Staging> staging = m.make_staging(geometry, ranges);
   if (staging != nullptr) {
     message_out.staging = staging->offer();
@@ -236,7 +300,8 @@ Outcome Session::register_memory(const DeviceGeometry& geometry, std::span<const
   }
   HICACHE_CRASH_POINT(buffers_sent);
   m.registration = Impl::Registration::unanswered;
-  if (geometry.device_kind() == DeviceKind::cuda) m.exported_memory.store(true, std::memory_order_relaxed);
+  if (geometry.device_kind() == DeviceKind::cuda && kernel == nullptr)
+    m.exported_memory.store(true, std::memory_order_relaxed);
   const auto message = receive_message(fd, deadline.left_ms());
   if (!message) return message.error();
   const auto answer = decode_message(message->bytes);
@@ -252,6 +317,12 @@ Outcome Session::register_memory(const DeviceGeometry& geometry, std::span<const
   HICACHE_CRASH_POINT(buffers_registered);
   m.device_states.store(geometry.states, std::memory_order_release);  // pairs with check_states
   m.device_pages.store(geometry.pages, std::memory_order_release);    // pairs with check_pages
+  if (kernel != nullptr) {
+    kernel->start();
+    const std::lock_guard lock(m.mutex);
+    m.kernel = std::move(kernel);
+    if (m.ended()) m.kernel->end();
+  }
   if (staging != nullptr) {
     staging->start();
     const std::lock_guard lock(m.mutex);

@@ -80,6 +80,12 @@ Result<AttachOptions> to_options(const hicache_attach_options* from) {
   if (read->timeout_ms != 0) options.timeout_ms = read->timeout_ms;
   options.spec = std::move(*spec);
   options.reattach = read->reattach != 0;
+  if (read->io_backend > HICACHE_IO_KERNEL) {
+    return Error{Status::invalid_argument,
+                 "io_backend is " + std::to_string(read->io_backend) + "; expected 0 (direct) or 1 (kernel)",
+                 0};
+  }
+  options.io_backend = read->io_backend == HICACHE_IO_KERNEL ? IoBackend::kernel : IoBackend::direct;
   return options;
 }
 

@@ -105,6 +105,11 @@ Session::Impl::~Impl() {
   // The range is not there in a child, or belongs to somebody else by now.
   if (fork.forked()) {
     attached.channel.forget();
+    if (attached.kernel) {
+      attached.kernel->pool.forget();
+      attached.kernel->block.forget();
+    }
+    static_cast<void>(kernel.release());
     static_cast<void>(stream_fences.release());
     static_cast<void>(staging.release());
     // The thread is the parent's: here is nothing to join, and destroying a joinable thread ends the process.

@@ -203,6 +203,7 @@ void Session::Impl::end(Status reason, const std::string& text) {
   pump();  // what the daemon had answered counts
   end_text = text;
   if (staging != nullptr) staging->end();
+  if (kernel != nullptr) kernel->end();
   operations.for_each([&](Operation& operation) {
     if (operation.stage == Stage::open) {
       operation.terminal = Completion{};
@@ -230,7 +231,8 @@ void Session::Impl::prove_copies_over() {
   const bool left =
       entry.generation.load(std::memory_order_acquire) != attached.welcome.client_generation ||
       entry.state.load(std::memory_order_acquire) == static_cast<std::uint32_t>(ClientState::free);
-  if (!left && !watch.process_gone()) return;
+  // In io_backend kernel nobody but this process touches device pages.
+  if (kernel != nullptr ? !kernel->idle() : !left && !watch.process_gone()) return;
   if (staging != nullptr && !staging->idle()) return;  // its kernels read and write the pages too
   operations.for_each([&](Operation& operation) {
     if (operation.stage != Stage::busy) return;

@@ -19,6 +19,7 @@
 #include "daemon_watch.hpp"
 #include "fork_guard.hpp"
 #include "hicache/client.hpp"
+#include "kernel/kernel_worker.hpp"
 #include "layer_loads.hpp"
 #include "operation_table.hpp"
 #include "shm/channel_layout.hpp"
@@ -41,6 +42,13 @@ inline std::uint64_t coarse_ns() {
   return clock_ns(CLOCK_MONOTONIC_COARSE);
 }
 
+// What a rank in io_backend kernel gets besides.
+struct KernelAttachment {
+  Mapping pool;
+  Mapping block;
+  UniqueFd news;  // the daemon's eventfd for ends
+};
+
 // What a successful attach leaves behind. Everything in it has been checked.
 struct Attachment {
   Welcome welcome;
@@ -49,6 +57,7 @@ struct Attachment {
   Mapping control;
   Mapping channel;
   ConstTables tables;
+  std::optional<KernelAttachment> kernel;
 };
 
 struct HICACHE_LOCAL Session::Impl {
@@ -121,6 +130,11 @@ struct HICACHE_LOCAL Session::Impl {
   // How the load of a released fence ended; nothing while it is not known.
   std::optional<Status> load_status(const LayerFence& fence);
 
+  // --- attach.cpp
+  // The thread that moves the pages of these buffers, where io_backend is kernel.
+  Result<std::unique_ptr<KernelWorker>> make_kernel_worker(const DeviceGeometry& geometry,
+                                                           std::span<const int> fds);
+
   // --- session.cpp
   // Staging memory for GPU buffers, or nullptr: not wanted by either side, or not possible here.
   [[nodiscard]] std::unique_ptr<Staging> make_staging(const DeviceGeometry& geometry,
@@ -180,7 +194,8 @@ struct HICACHE_LOCAL Session::Impl {
   std::atomic<std::uint32_t> changes{0};  // futex word, grows whenever a follower may have something to do
   std::atomic<std::uint32_t> end_signal{0};  // futex word, 1 once the session has ended
   SessionCounters counters;
-  std::unique_ptr<Staging> staging;  // set once, at registration
+  std::unique_ptr<Staging> staging;      // set once, at registration
+  std::unique_ptr<KernelWorker> kernel;  // the same
   // let_go: the daemon closed the connection, and device memory before it; shut: this side closed it.
   enum class Closing { open, let_go, shut } closing = Closing::open;
   std::unique_ptr<StreamFences> stream_fences;     // nullptr until a stream uses a fence

@@ -11,6 +11,7 @@
 #include <variant>
 #include <vector>
 
+#include "shm/kernel_layout.hpp"
 #include "shm/messages.hpp"
 #include "shm/ring.hpp"
 #include "shm/shared_memory.hpp"
@@ -25,12 +26,13 @@ class RawRank {
  public:
   // Attaches; registers buffers too unless told not to. Throws when the daemon refuses.
   RawRank(const TestDaemon& daemon, const std::string& engine, std::uint32_t tp_rank,
-          const NamespaceSpec& spec, bool with_buffers = true)
+          const NamespaceSpec& spec, bool with_buffers = true, std::uint64_t features = 0)
       : socket_(TestRank::take(connect_unix(daemon.socket_path()))) {
     Hello hello;
     hello.engine = engine;
     hello.tp_rank = tp_rank;
     hello.spec = spec;
+    hello.features = features;
     Message message = ask(encode_message(hello), {});
     const auto answer = TestRank::take(decode_message(message.bytes));
     if (const auto* refused = std::get_if<Reply>(&answer)) throw std::runtime_error(refused->text);
@@ -42,6 +44,11 @@ class RawRank {
                                             &header().sq_head, &header().sq_tail);
     completions_ = RingConsumer<Completion>(entries(welcome_.channel.cq_offset), welcome_.channel.cq_entries,
                                             &header().cq_head);
+    if (by_kernel()) {
+      block_ = TestRank::take(Mapping::map(fds_.at(4).get(), kKernelBlockBytes, Mapping::Access::read_write));
+      pool_ = TestRank::take(Mapping::map(fds_.at(3).get(), TestRank::take(object_size(fds_.at(3).get())),
+                                          Mapping::Access::read_write));
+    }
     if (with_buffers) register_buffers(spec);
   }
   RawRank(const RawRank&) = delete;
@@ -53,6 +60,41 @@ class RawRank {
     return *reinterpret_cast<FenceBlock*>(bytes() + welcome_.channel.fence_offset);
   }
   [[nodiscard]] std::uint8_t* arena() { return bytes() + welcome_.channel.arena_offset; }
+  // io_backend kernel: what the daemon leases to this rank, and the pool.
+  [[nodiscard]] bool by_kernel() const { return (welcome_.features & kFeatureKernel) != 0; }
+  [[nodiscard]] KernelSlot& kernel_slot(std::size_t i) {
+    return static_cast<KernelBlock*>(block_.data())->slots[i];
+  }
+  [[nodiscard]] std::uint8_t* pool() { return static_cast<std::uint8_t*>(pool_.data()); }
+  // Takes the next request of a direction; its slot. Throws when none comes in time.
+  std::size_t take_request(bool loads) {
+    std::size_t taken = kKernelSlots;
+    const bool came = eventually([&] {
+      for (std::size_t i = first_kernel_slot(loads); i < first_kernel_slot(loads) + kKernelSlotsPerDirection;
+           ++i) {
+        std::uint64_t turn = kernel_slot(i).turn.load();
+        if ((turn & 3) != static_cast<std::uint64_t>(KernelTurn::posted)) continue;
+        if (kernel_slot(i).turn.compare_exchange_strong(turn, kernel_turn(turn >> 2, KernelTurn::taken))) {
+          taken = i;
+          return true;
+        }
+      }
+      return false;
+    });
+    if (!came) throw std::runtime_error("no request came");
+    return taken;
+  }
+  // Reports an end, of whatever request.
+  void end_request(std::size_t slot, std::uint64_t number, Status status = Status::ok,
+                   std::uint64_t bytes = 0) {
+    kernel_slot(slot).status.store(static_cast<std::uint32_t>(status));
+    kernel_slot(slot).bytes.store(bytes);
+    kernel_slot(slot).ended.store(number);
+    const std::uint64_t one = 1;
+    static_cast<void>(!::write(fds_.at(5).get(), &one, sizeof one));
+  }
+  [[nodiscard]] std::uint64_t request_number(std::size_t slot) { return kernel_slot(slot).turn.load() >> 2; }
+
   [[nodiscard]] const Welcome& welcome() const { return welcome_; }
   [[nodiscard]] bool ended() { return header().session_ended.load(std::memory_order_acquire) != 0; }
 
@@ -126,7 +168,9 @@ class RawRank {
     RegisterBuffers message;
     message.geometry = device_geometry(spec, TestRank::kDevicePages);
     const UniqueFd memory = TestRank::take(create_sealed("raw-rank", message.geometry.allocations[0].bytes));
-    const auto reply = TestRank::take(decode_message(ask(encode_message(message), {memory.get()}).bytes));
+    std::vector<int> fds;
+    if (!by_kernel()) fds.push_back(memory.get());
+    const auto reply = TestRank::take(decode_message(ask(encode_message(message), fds).bytes));
     if (std::get<Reply>(reply).status != Status::ok) throw std::runtime_error(std::get<Reply>(reply).text);
   }
 
@@ -134,6 +178,8 @@ class RawRank {
   std::vector<UniqueFd> fds_;
   Welcome welcome_;
   Mapping channel_;
+  Mapping block_;
+  Mapping pool_;
   RingProducer<Submission> submissions_;
   RingConsumer<Completion> completions_;
 };

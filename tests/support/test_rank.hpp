@@ -70,10 +70,10 @@ class TestRank {
 
   // Attaches and registers. Throws when the daemon refuses.
   TestRank(const TestDaemon& daemon, const std::string& engine, std::uint32_t tp_rank, NamespaceSpec spec,
-           bool reattach = false)
-      : TestRank(daemon.socket_path(), engine, tp_rank, std::move(spec), reattach) {}
+           bool reattach = false, IoBackend io_backend = IoBackend::direct)
+      : TestRank(daemon.socket_path(), engine, tp_rank, std::move(spec), reattach, io_backend) {}
   TestRank(const std::string& socket_path, const std::string& engine, std::uint32_t tp_rank,
-           NamespaceSpec spec, bool reattach = false)
+           NamespaceSpec spec, bool reattach = false, IoBackend io_backend = IoBackend::direct)
       : spec_(std::move(spec)),
         tp_rank_(tp_rank),
         buffer_(take(HostDeviceBuffer::create(bytes_needed(spec_)))) {
@@ -83,6 +83,7 @@ class TestRank {
     options.tp_rank = tp_rank;
     options.spec = spec_;
     options.reattach = reattach;
+    options.io_backend = io_backend;
     session_ = take(Session::attach(options));
     const auto g = geometry();
     const int fds[] = {buffer_.fd()};

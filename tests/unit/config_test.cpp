@@ -57,13 +57,14 @@ TEST_CASE("a configuration in which every key differs from its default survives 
   auto json = nlohmann::ordered_json::parse(R"({
     "name": "other", "socket": {"path": "/tmp/x.sock", "allowed_uids": [1000, 1001], "max_connections": 7,
                "max_connections_per_process": 6},
-    "pool": {"bytes": "96MiB", "segment_bytes": 65536, "max_pages": 12345, "memory_reserve": "2GiB", "huge_pages": "prefer"},
+    "pool": {"bytes": "96MiB", "segment_bytes": 65536, "max_pages": 12345, "memory_reserve": "2GiB", "huge_pages": "prefer",
+             "map_engines": ["sglang-0"], "map_uids": [1002]},
     "region": {"keep_on_exit": true, "flight_records": 64},
     "eviction": {"policy": "lfu", "high_watermark": 0.5, "low_watermark": 0.25},
     "integrity": {"checksums": "always", "verify": "full"},
     "waiting": {"spin_us": 1, "yield_us": 2, "park_ms": 3},
     "client_waiting": {"spin_us": 4, "yield_us": 5, "park_ms": 6},
-    "transfer": {"threads": 3, "method": "layer_major", "streams": 2, "staging_blocks": 8}, "cuda": {"mode": "off"},
+    "transfer": {"threads": 3, "method": "layer_major", "streams": 2, "block_quota": 8, "staging_blocks": 8}, "cuda": {"mode": "off"},
     "mla": {"load": "direct", "wait_us": 16},
     "limits": {"clients": 9, "namespaces": 10, "leases": 11, "leases_per_group": 12, "guaranteed_share": 0.25,
                "submission_entries": 32, "completion_entries": 128, "arena_bytes": "64KiB", "operation_deadline_ms": 13,
@@ -177,6 +178,12 @@ TEST_CASE("sizes take units, and nothing that is no size") {
   CHECK(format_bytes(3 * kGiB) == "3GiB");
   CHECK(format_bytes(kGiB + kKiB) == "1048577KiB");
   CHECK(format_bytes(1001) == "1001");
+}
+
+TEST_CASE("engines that may map the pool are named one by one") {
+  check_one_fault(R"({"pool": {"map_engines": "sglang"}})", "pool.map_engines: found \"sglang\"");
+  check_one_fault(R"({"pool": {"map_engines": ["a", ""]}})", "pool.map_engines: found [\"a\",\"\"]");
+  check_one_fault(R"({"pool": {"map_uids": [-1]}})", "pool.map_uids: found [-1]");
 }
 
 TEST_CASE("a reload takes the keys that may change") {

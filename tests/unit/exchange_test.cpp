@@ -5,9 +5,9 @@
 #include <cstring>
 #include <set>
 
-#include "daemon/transfer/layer_fences.hpp"
 #include "daemon/transfer/page_spread.hpp"
 #include "daemon/transfer/peer_plan.hpp"
+#include "shm/layer_fences.hpp"
 #include "tests/unit/transfer_rig.hpp"
 
 namespace hicache::daemon {

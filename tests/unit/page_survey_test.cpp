@@ -8,6 +8,7 @@
 #include "daemon/coordinator/namespace_table.hpp"
 #include "daemon/coordinator/page_table.hpp"
 #include "shm/page_seal.hpp"
+#include "shm/process.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/memory_region.hpp"
 
@@ -51,13 +52,25 @@ void scatter(const Tables& t, std::mt19937_64& random) {
             ? random()
             : (p.namespace_id < t.namespaces.size() ? (1ull << t.namespaces[p.namespace_id].shards) - 1 : 1);
     p.seal = one_in(20) ? random() : page_seal(p);
+    p.leased_to = one_in(2) ? 0 : 7 + random() % 2;
   }
+  // This process maps the pool, and one that has ended did.
+  const ProcessIdentity self = ProcessIdentity::self();
+  t.clients[0].state = static_cast<std::uint32_t>(ClientState::attached);
+  t.clients[0].pid = self.pid;
+  t.clients[0].start_ticks = self.start_ticks;
+  t.clients[0].pool_tag = 7;
+  t.clients[1].state = static_cast<std::uint32_t>(ClientState::dying);
+  t.clients[1].pid = self.pid;
+  t.clients[1].start_ticks = self.start_ticks + 1;
+  t.clients[1].pool_tag = 8;
 }
 
 }  // namespace
 
 TEST_CASE("whatever the tables hold, a takeover ends with a page table that works") {
   std::uint64_t kept = 0;
+  std::uint64_t held = 0;
   for (std::uint64_t seed = 0; seed < 3000; ++seed) {
     test::MemoryRegion region(test::MemoryRegion::small(kPages, kSegments));
     std::mt19937_64 random(seed);
@@ -72,7 +85,12 @@ TEST_CASE("whatever the tables hold, a takeover ends with a page table that work
     const auto policy = make_eviction_policy(EvictionPolicyName::lru);
     PageTable pages(region.tables(), kSegment, *policy, stats, &survey);
     const NamespaceTable namespaces(region.tables().namespaces, pages.slots(), &survey.namespaces);
-    REQUIRE(pages.resident() == survey.keep.size());
+    REQUIRE(pages.resident() == survey.keep.size() + survey.held.size());
+    held += survey.held.size();
+    for (const HeldPage& one : survey.held) {
+      REQUIRE(one.tag == 7);
+      REQUIRE(pages.state(one.page) == PageState::aborting);
+    }
     kept += survey.keep.size();
     for (const PageId page : survey.keep) {
       REQUIRE(pages.state(page) == PageState::ready);
@@ -91,11 +109,14 @@ TEST_CASE("whatever the tables hold, a takeover ends with a page table that work
     // Everything can be evicted, leaves first, and every slot comes back.
     while (pages.evict_one(EvictReason::request)) {
     }
+    REQUIRE(pages.resident() == survey.held.size());
+    for (const HeldPage& one : survey.held) pages.finish_abort(one.page);
     REQUIRE(pages.resident() == 0);
     REQUIRE(pages.slots().used_bytes() == 0);
     REQUIRE(pages.slots().assigned_segments() == 0);
   }
   CHECK(kept > 3000);
+  CHECK(held > 100);
 }
 
 }  // namespace hicache::daemon

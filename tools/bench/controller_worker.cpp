@@ -58,6 +58,7 @@ class ControllerWorker {
     options.engine = group_.engine;
     options.tp_rank = tp_rank_;
     options.spec = group_.spec;
+    options.io_backend = plan_.io_backend;
     auto session = Session::attach(options);
     if (!session) return session.error();
     session_ = std::move(*session);

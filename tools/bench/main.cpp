@@ -97,6 +97,12 @@ void add_replay_options(CLI::App& command, ReplayOptions& options, std::string& 
                   "with --device cuda: the ranks of a group take as many GPUs in turn")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
+  command
+      .add_option("--io-backend", options.io_backend,
+                  "who moves the ranks' pages: direct (the daemon) or kernel (the ranks)")
+      ->transform(CLI::CheckedTransformer(
+          std::map<std::string, IoBackend>{{"direct", IoBackend::direct}, {"kernel", IoBackend::kernel}},
+          CLI::ignore_case));
   command.add_option("--json", json, "write the results to this file, - for standard output");
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "hicache/controller/eviction_order.hpp"
+#include "libhicache/include/hicache/io_backend.hpp"
 #include "shm/device_geometry.hpp"
 #include "shm/namespace_spec.hpp"
 #include "tools/bench/scoreboard.hpp"
@@ -26,11 +27,12 @@ struct ReplayPlan {
   std::uint32_t concurrency = 1;
   DeviceKind device = DeviceKind::host;  // where the ranks' pages lie
   std::uint32_t gpus = 1;                // rank r sees GPU r % gpus only
-  bool controller = false;               // through HiCacheController and PrefixTree
-  TreePolicy policy = TreePolicy::lru;   // controller: the tree's
-  bool storage = false;                  // what the pool does not have is asked for in storage
-  bool storage_sync = false;             // each request's pages are backed up before the next one begins
-  std::uint64_t host_tokens = 0;         // controller: handles of each rank
+  IoBackend io_backend = IoBackend::direct;
+  bool controller = false;              // through HiCacheController and PrefixTree
+  TreePolicy policy = TreePolicy::lru;  // controller: the tree's
+  bool storage = false;                 // what the pool does not have is asked for in storage
+  bool storage_sync = false;            // each request's pages are backed up before the next one begins
+  std::uint64_t host_tokens = 0;        // controller: handles of each rank
   std::vector<GroupPlan> groups;
 
   [[nodiscard]] std::uint32_t ranks() const {

@@ -318,6 +318,7 @@ Result<ReplayPlan> make_plan(const ReplayOptions& options) {
   plan.concurrency = options.concurrency;
   plan.device = options.device;
   plan.gpus = options.gpus;
+  plan.io_backend = options.io_backend;
   plan.controller = options.controller;
   plan.storage = !options.storage.empty();
   plan.storage_sync = options.storage_sync;
@@ -393,6 +394,9 @@ Result<std::unique_ptr<ReplayResult>> run_replay(const ReplayOptions& options) {
     *config = config_with_pool(*config, plan->groups.front().spec, pages);
   }
   if (!options.storage.empty()) *config = config_with_storage(*config, options);
+  if (options.io_backend == IoBackend::kernel) {
+    for (const GroupPlan& group : plan->groups) (*config)["pool"]["map_engines"].push_back(group.engine);
+  }
   auto board = SharedObject<Board>::create();
   if (!board) return board.error();
   auto daemon = options.attach ? DaemonProcess::attach(*config) : DaemonProcess::start(*config);

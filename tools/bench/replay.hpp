@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "libhicache/include/hicache/io_backend.hpp"
 #include "shm/device_geometry.hpp"
 #include "shm/namespace_spec.hpp"
 #include "shm/status.hpp"
@@ -32,8 +33,9 @@ struct ReplayOptions {
   std::uint64_t page_bytes = 0;          // of a shard; 0 = small with pool_pages, else default
   DeviceKind device = DeviceKind::host;  // where the ranks' pages lie
   std::uint32_t gpus = 1;                // the ranks of a group take them in turn
-  bool attach = false;                   // use the daemon that runs already
-  bool controller = false;               // through HiCacheController and PrefixTree, one request at a time
+  IoBackend io_backend = IoBackend::direct;  // kernel: a daemon that is started lets the engines map the pool
+  bool attach = false;                       // use the daemon that runs already
+  bool controller = false;              // through HiCacheController and PrefixTree, one request at a time
   TreePolicy policy = TreePolicy::lru;  // controller: the tree's; with pool_pages the tree alone decides then
   std::string storage;                  // backend below the pool; "" = none
   std::string storage_dir;              // where it keeps its files

@@ -144,6 +144,7 @@ std::vector<ClientRow> decode_clients(const ConstTables& t) {
       r.host_pages.pages[state] = get(e.host_pages[state]);
     }
     r.host_pages.refused = get(e.host_page_refusals);
+    r.maps_pool = get(e.pool_tag) != 0;
     rows.push_back(std::move(r));
   }
   return rows;
@@ -211,6 +212,7 @@ std::optional<PageRow> decode_page(const ConstTables& t, std::uint32_t id) {
   r.namespace_id = optional_id(e.namespace_id);
   r.parent = optional_id(e.parent);
   r.filler_lease = optional_id(e.filler_lease);
+  r.leased = get(e.leased_to) != 0;
   r.children = get(e.children);
   r.depth = get(e.depth);
   r.uses = get(e.uses);

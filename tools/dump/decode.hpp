@@ -44,6 +44,7 @@ struct ClientRow {
   std::uint32_t operations_in_flight = 0, copies_in_flight = 0;
   std::uint64_t operations = 0, errors = 0, bytes_written = 0, bytes_loaded = 0, last_operation_ns = 0;
   HostPageCounts host_pages;  // all zero: no controller
+  bool maps_pool = false;     // io_backend kernel
 };
 std::vector<ClientRow> decode_clients(const ConstTables& t);
 
@@ -69,6 +70,7 @@ struct PageRow {
   std::optional<std::uint32_t> namespace_id, parent, filler_lease;
   std::uint32_t children = 0, depth = 0, uses = 0, size_class = 0;
   std::uint64_t slot_bytes = 0, pool_offset = 0, shards_done = 0, last_use = 0;
+  bool leased = false;  // kernels of a rank may write to it
 };
 // The page, or nothing when it is free.
 std::optional<PageRow> decode_page(const ConstTables& t, std::uint32_t id);

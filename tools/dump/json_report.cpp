@@ -137,6 +137,7 @@ Json clients_json(const ConstTables& t) {
                     {"bytes_written", c.bytes_written},
                     {"bytes_loaded", c.bytes_loaded},
                     {"last_operation_ns", c.last_operation_ns},
+                    {"maps_pool", c.maps_pool},
                     {"host_pages", host_pages_json(c)}});
   }
   return list;
@@ -193,7 +194,8 @@ Json page_list_json(const ConstTables& t) {
                     {"children", p->children},
                     {"depth", p->depth},
                     {"shards_done", p->shards_done},
-                    {"filler_lease", id_json(p->filler_lease)}});
+                    {"filler_lease", id_json(p->filler_lease)},
+                    {"leased", p->leased}});
   }
   return list;
 }

@@ -145,10 +145,10 @@ void write_ranks(Output& out, const ConstTables& t) {
   for (const ClientRow& c : clients) {
     out.line(
         "client      {} gen {} {} {} {} of group {} namespace {} '{}' pid {} uid {} since {} device pages {} "
-        "operations {} errors {} written {} loaded {}",
+        "operations {} errors {} written {} loaded {}{}",
         c.slot, c.generation, c.state, c.role, c.tp_rank, id_text(c.group), id_text(c.namespace_id), c.engine,
         c.pid, c.uid, utc(c.attached_unix_ns), c.device_pages, c.operations, c.errors,
-        bytes_text(c.bytes_written), bytes_text(c.bytes_loaded));
+        bytes_text(c.bytes_written), bytes_text(c.bytes_loaded), c.maps_pool ? ", maps the pool" : "");
     write_host_pages(out, c);
   }
   for (const LeaseRow& l : leases) {
@@ -193,10 +193,10 @@ void write_pages(Output& out, const ConstTables& t) {
     out.line(
         "page        {} key {} namespace {} {}{} gen {} pins {} size {} offset {:#x} last use {} uses {} "
         "parent {} "
-        "children {} depth {} shards {:#x} filler {}",
+        "children {} depth {} shards {:#x} filler {}{}",
         p->id, p->key, id_text(p->namespace_id), p->state, p->flags.empty() ? "" : " " + p->flags,
         p->generation, p->pins, p->slot_bytes, p->pool_offset, p->last_use, p->uses, id_text(p->parent),
-        p->children, p->depth, p->shards_done, id_text(p->filler_lease));
+        p->children, p->depth, p->shards_done, id_text(p->filler_lease), p->leased ? ", leased" : "");
   }
 }
 

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "hicache/export.h"
+#include "hicache/io_backend.hpp"
 #include "shm/channel_layout.hpp"
 #include "shm/device_geometry.hpp"
 #include "shm/fd.hpp"
@@ -44,6 +45,10 @@ struct AttachOptions {
   // device buffers. The session goes on there once every result of the lost one has been read (pages_returned
   // included); until then, and while no daemon answers, calls return daemon_lost. Leases do not survive.
   bool reattach = false;
+  // Who moves this rank's pages. kernel: attach fails with not_permitted, naming the engine, unless the
+  // daemon's configuration lets this engine map the pool (pool.map_engines); it never falls back to direct.
+  // The session maps the whole pool and has a thread that serves the daemon's requests.
+  IoBackend io_backend = IoBackend::direct;
   // GPU memory that the session allocates beside registered GPU buffers: short pieces of pages go through it
   // (docs/gpu.md). 0 = none, and such pieces move slowly.
   std::uint64_t staging_bytes = 128 * kMiB;

@@ -137,6 +137,9 @@ typedef struct hicache_session hicache_session;
 
 typedef enum { HICACHE_ROLE_RANK = 1, HICACHE_ROLE_SCHEDULER = 2 } hicache_role;
 
+/* Who moves the pages of a rank: the daemon, or the rank itself on the pool that it maps. */
+typedef enum { HICACHE_IO_DIRECT = 0, HICACHE_IO_KERNEL = 1 } hicache_io_backend;
+
 typedef struct {
   uint32_t struct_size;
   uint32_t role;           /* hicache_role */
@@ -149,7 +152,9 @@ typedef struct {
   /* Not 0: when the daemon dies, a thread of the session attaches to the next one by itself and registers the
    * same buffers again. The session goes on once the results of the lost one have been read. */
   uint32_t reattach;
-  uint32_t reserved; /* 0 */
+  /* hicache_io_backend. Kernel: HICACHE_NOT_PERMITTED, naming the engine, unless the daemon's configuration
+   * lets it map the pool; it never falls back to direct. */
+  uint32_t io_backend;
 } hicache_attach_options;
 
 typedef struct {

@@ -8,12 +8,11 @@
 #include <vector>
 
 #include "hicache/export.h"
+#include "hicache/io_backend.hpp"
 #include "shm/page_layout.hpp"
 #include "shm/status.hpp"
 
 namespace hicache {
-
-enum class IoBackend : std::uint8_t { kernel, direct };
 
 // "kernel" or "direct"; invalid_argument "Unsupported io backend" for any other text.
 HICACHE_EXPORT Result<IoBackend> parse_io_backend(std::string_view name);

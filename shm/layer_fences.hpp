@@ -1,12 +1,12 @@
-// The daemon's side of the layer-ready fences of one load.
+// How whoever copies a load announces its layers: the daemon, or in io_backend kernel the rank itself.
 //
-// SYNC layer: the daemon stores a layer's value with release after the layer's last byte; whoever loads it
+// SYNC layer: the copier stores a layer's value with release after the layer's last byte; whoever loads it
 // with acquire
 //   and sees the value (or a later one) sees the bytes. `failed` is stored before the words of a failed load,
 //   so that whoever sees a word sees it too.
 // SYNC layer park: a host thread counts itself in `waiters`, fences (sequentially consistent), looks at the
 // word again
-//   and sleeps on `wake`. The daemon stores the word, fences (sequentially consistent) and looks at
+//   and sleeps on `wake`. The copier stores the word, fences (sequentially consistent) and looks at
 //   `waiters`: one of the two sees the other.
 #pragma once
 
@@ -17,7 +17,7 @@
 #include "shm/futex.hpp"
 #include "shm/waiting.hpp"
 
-namespace hicache::daemon {
+namespace hicache {
 
 inline void wake_layer_waiters(LayerFences& fences) {
   park_fence();  // SYNC layer park
@@ -56,4 +56,4 @@ inline void fail_layers(LayerFences& fences, std::uint32_t layers, std::uint32_t
   wake_layer_waiters(fences);
 }
 
-}  // namespace hicache::daemon
+}  // namespace hicache
