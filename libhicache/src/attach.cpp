@@ -6,6 +6,7 @@
 #include <array>
 
 #include "hicache/cuda.hpp"
+#include "kernel/cuda_page_mover.hpp"
 #include "kernel/host_page_mover.hpp"
 #include "reattachment.hpp"
 #include "session_impl.hpp"
@@ -226,13 +227,13 @@ Result<std::unique_ptr<Session>> Session::attach(const AttachOptions& options) {
 }
 
 Result<std::unique_ptr<KernelWorker>> Session::Impl::make_kernel_worker(const DeviceGeometry& geometry,
-                                                                        std::span<const int> fds) {
+                                                                        std::span<const int> fds,
+                                                                        std::span<const CudaRange> ranges) {
   const KernelAttachment& kept = *attached.kernel;
   const PoolGuard guard(*attached.tables.header, attached.welcome.instance_epoch);
-  if (geometry.device_kind() != DeviceKind::host) {
-    return Error{Status::not_permitted, "io_backend kernel moves pages of host memory only", 0};
-  }
-  auto mover = HostPageMover::create(spec, geometry, fds, kept.pool, *fences, guard);
+  auto mover = geometry.device_kind() == DeviceKind::cuda
+                   ? make_cuda_page_mover(spec, geometry, ranges, kept.pool, *fences, guard)
+                   : HostPageMover::create(spec, geometry, fds, kept.pool, *fences, guard);
   if (!mover) return mover.error();
   const KernelLimits limits{kept.pool.size(), spec.shard_bytes(), geometry.pages, geometry.states};
   const KernelRequests requests(*static_cast<KernelBlock*>(kept.block.data()), kept.news.get(), limits);
@@ -284,7 +285,7 @@ Outcome Session::register_memory(const DeviceGeometry& geometry, std::span<const
   std::vector<int> fds_out(fds.begin(), fds.end());
   std::unique_ptr<KernelWorker> kernel;
   if (m.attached.kernel) {
-    auto made = m.make_kernel_worker(geometry, fds);
+    auto made = m.make_kernel_worker(geometry, fds, ranges);
     if (!made) return made.error();
     kernel = std::move(*made);
     fds_out.clear();  // the daemon touches nothing of them

@@ -1,5 +1,6 @@
 // What is left of the CUDA interface in a build without a toolkit: it says that it is off, and why.
 #include "hicache/cuda.hpp"
+#include "kernel/cuda_page_mover.hpp"
 #include "staging/staging.hpp"
 #include "stream_fences.hpp"
 
@@ -32,6 +33,12 @@ Outcome StreamFences::write(void*, const A32&, std::uint32_t) const {
   return off();
 }
 void StreamFences::watch() {}
+
+Result<std::unique_ptr<PageMover>> make_cuda_page_mover(const NamespaceSpec&, const DeviceGeometry&,
+                                                        std::span<const CudaRange>, const Mapping&,
+                                                        FenceBlock&, const PoolGuard&) {
+  return off();
+}
 
 struct Staging::Impl {
   StagingOffer offer;

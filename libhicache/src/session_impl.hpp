@@ -133,7 +133,8 @@ struct HICACHE_LOCAL Session::Impl {
   // --- attach.cpp
   // The thread that moves the pages of these buffers, where io_backend is kernel.
   Result<std::unique_ptr<KernelWorker>> make_kernel_worker(const DeviceGeometry& geometry,
-                                                           std::span<const int> fds);
+                                                           std::span<const int> fds,
+                                                           std::span<const CudaRange> ranges);
 
   // --- session.cpp
   // Staging memory for GPU buffers, or nullptr: not wanted by either side, or not possible here.

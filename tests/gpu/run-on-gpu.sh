@@ -6,7 +6,7 @@
 #   --bin  built programs (hicached, hicache-bench, gpu_test); left out: builds into build-gpu first
 #   --out  where logs and JSON go (gpu-results)
 #
-# Stages: tests, kills, transfer, methods, silent, checksums, layerwise, replay, memcheck; all but kills by default.
+# Stages: tests, kills, transfer, methods, silent, checksums, layerwise, replay, kernel, memcheck; all but kills by default.
 # With two GPUs or more also group_tests (ranks killed in mid exchange, many times), group_transfer, group_layerwise
 # and group_replay; with fewer they say that they are skipped. Each has a log STAGE.log; the last line of this script
 # is "N stages passed, N failed", exit status 1 if one failed.
@@ -24,8 +24,8 @@ while [[ $# -gt 0 ]]; do
     *) stages+=("$1"); shift ;;
   esac
 done
-[[ ${#stages[@]} -gt 0 ]] || stages=(tests transfer methods silent checksums layerwise replay memcheck group_tests
-  group_transfer group_layerwise group_replay)
+[[ ${#stages[@]} -gt 0 ]] || stages=(tests transfer methods silent checksums layerwise replay kernel memcheck
+  group_tests group_transfer group_layerwise group_replay)
 mkdir -p "$out"
 out="$(realpath "$out")"
 
@@ -94,6 +94,18 @@ stage_replay() {
     limited "$bench" replay --config "$config" --device cuda --attention "$attention" --ranks 4 --limit 400 \
       --concurrency 4 --json "$out/replay-$attention.json" || return 1
   done
+}
+# The ranks' own kernels on the pool that they map.
+stage_kernel() {
+  limited "$bin/gpu_test" -d yes "io_backend kernel*" || return 1
+  local attention
+  for attention in mha mla; do
+    limited "$bench" replay --config "$config" --device cuda --io-backend kernel --attention "$attention" --ranks 4 \
+      --limit 400 --concurrency 4 --json "$out/replay-kernel-$attention.json" || return 1
+  done
+  command -v compute-sanitizer >/dev/null || { echo "SKIPPED: compute-sanitizer is not on the PATH"; return 0; }
+  limited compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 "$bench" replay --config "$config" \
+    --device cuda --io-backend kernel --attention mha --ranks 2 --limit 20 --json "$out/memcheck-kernel.json"
 }
 stage_memcheck() {
   command -v compute-sanitizer >/dev/null || { echo "SKIPPED: compute-sanitizer is not on the PATH"; return 0; }

@@ -24,6 +24,7 @@ class HICACHE_LOCAL HostPageMover final : public PageMover {
   [[nodiscard]] bool has_room(bool) const override { return !ended_; }
   void begin(const KernelWork& work) override;
   std::optional<KernelEnd> next_end() override;
+  void finish() override {}  // begin() returns when the bytes are there
   [[nodiscard]] bool busy() const override { return ended_.has_value(); }
 
  private:

@@ -74,9 +74,8 @@ void KernelWorker::run() {
       requests_.park(kParkNs);
     }
   }
-  while (mover_->busy()) {
-    if (!report()) ::sched_yield();
-  }
+  mover_->finish();
+  report();
   quiet_.store(true, std::memory_order_release);
 }
 

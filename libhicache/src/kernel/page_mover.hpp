@@ -40,6 +40,9 @@ class HICACHE_LOCAL PageMover {
   virtual void begin(const KernelWork& work) = 0;
   // One that has ended since: nothing of it touches device or pool any more.
   virtual std::optional<KernelEnd> next_end() = 0;
+  // Nothing begins any more: ends what has not begun with closed, and waits for the rest. next_end() reports
+  // them.
+  virtual void finish() = 0;
   // Requests that have begun and were not reported.
   [[nodiscard]] virtual bool busy() const = 0;
 };

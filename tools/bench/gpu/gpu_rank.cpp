@@ -15,7 +15,7 @@ constexpr std::uint32_t kWaitMs = 60'000;
 Result<std::unique_ptr<GpuRank>> GpuRank::attach(const Gpu& gpu, const std::string& socket_path,
                                                  const NamespaceSpec& spec, std::uint32_t pages,
                                                  BufferLayout layout, const GroupPlace& place,
-                                                 std::uint64_t staging_bytes) {
+                                                 std::uint64_t staging_bytes, IoBackend io_backend) {
   auto rank = std::make_unique<GpuRank>();
   rank->socket_path_ = socket_path;
   auto memory = GpuPages::create(gpu, spec, pages, layout);
@@ -23,6 +23,7 @@ Result<std::unique_ptr<GpuRank>> GpuRank::attach(const Gpu& gpu, const std::stri
   rank->memory_ = std::move(*memory);
   AttachOptions options;
   options.staging_bytes = staging_bytes;
+  options.io_backend = io_backend;
   options.socket_path = socket_path;
   options.engine = place.engine.empty() ? fmt::format("bench-{}", monotonic_ns()) : place.engine;
   options.tp_rank = place.tp_rank;

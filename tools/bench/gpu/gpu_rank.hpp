@@ -23,7 +23,8 @@ class GpuRank {
   static Result<std::unique_ptr<GpuRank>> attach(const Gpu& gpu, const std::string& socket_path,
                                                  const NamespaceSpec& spec, std::uint32_t pages,
                                                  BufferLayout layout, const GroupPlace& place = {},
-                                                 std::uint64_t staging_bytes = AttachOptions().staging_bytes);
+                                                 std::uint64_t staging_bytes = AttachOptions().staging_bytes,
+                                                 IoBackend io_backend = IoBackend::direct);
   [[nodiscard]] Session& session() { return *session_; }
   [[nodiscard]] const std::string& socket_path() const { return socket_path_; }
   [[nodiscard]] GpuPages& memory() { return *memory_; }
