@@ -7,6 +7,7 @@
 
 #include "daemon/config.hpp"
 #include "daemon/sessions/greeting.hpp"
+#include "hicache/hicache.h"
 #include "tests/support/catch.hpp"
 #include "tests/support/controller_rank.hpp"
 #include "tests/support/rank_group.hpp"
@@ -147,6 +148,38 @@ TEST_CASE("io_backend kernel is refused, naming the engine, unless the configura
   other.spec.model = "another";
   REQUIRE(eventually([&] { return Session::attach(other).status() == Status::not_permitted; }));
   CHECK(write_prompt(rank, 1, prompt(1, 4)) == 4);
+}
+
+TEST_CASE("io_backend kernel through the C interface: allowed, refused, and a number that is no backend") {
+  const TestDaemon daemon(kMapEngine);
+  hicache_namespace spec{};
+  spec.struct_size = sizeof spec;
+  spec.attention = HICACHE_ATTENTION_MHA;
+  spec.model = "test-model";
+  spec.dtype = "bfloat16";
+  spec.page_tokens = 4;
+  spec.layers = 2;
+  spec.heads_per_shard = 1;
+  spec.head_dim = 16;
+  spec.element_bytes = 2;
+  spec.tp_size = 1;
+  hicache_attach_options options{};
+  options.struct_size = sizeof options;
+  options.role = HICACHE_ROLE_RANK;
+  options.socket_path = daemon.socket_path().c_str();
+  options.engine = "stranger";
+  options.spec = &spec;
+  options.io_backend = HICACHE_IO_KERNEL;
+  hicache_session* session = nullptr;
+  CHECK(hicache_attach(&options, &session) == HICACHE_NOT_PERMITTED);
+  CHECK(std::string(hicache_last_error()).find("stranger") != std::string::npos);
+  CHECK(session == nullptr);
+  options.io_backend = HICACHE_IO_KERNEL + 1;
+  CHECK(hicache_attach(&options, &session) == HICACHE_INVALID_ARGUMENT);
+  options.io_backend = HICACHE_IO_KERNEL;
+  options.engine = "engine";
+  REQUIRE(hicache_attach(&options, &session) == HICACHE_OK);
+  hicache_session_destroy(session);
 }
 
 TEST_CASE("a user of another uid may map the pool only where pool.map_uids lists it") {
