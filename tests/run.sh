@@ -55,10 +55,11 @@ bad_argument() {
   exit 2
 }
 
-# Programs that the chosen tests need: all, unless only some unit tests are wanted, which start no other program.
+# Programs that the chosen tests need: all, unless only some tests of C++ programs are wanted. Those name the programs
+# that they start as their dependencies.
 build_targets() {
-  [[ "$label" == unit && -n "$filter" ]] || return 0
-  ctest --test-dir "$build_dir" -N -L '^unit$' -R "$filter" | sed -nE 's/^ *Test +#[0-9]+: (.*)$/\1/p'
+  [[ "$label" =~ ^(unit|multiprocess|crash)(,(unit|multiprocess|crash))*$ && -n "$filter" ]] || return 0
+  ctest --test-dir "$build_dir" -N -L "^(${label//,/|})\$" -R "$filter" | sed -nE 's/^ *Test +#[0-9]+: (.*)$/\1/p'
 }
 
 build() {
@@ -78,11 +79,26 @@ build() {
   ninja -C "$build_dir" "${targets[@]}"
 }
 
+# The first report ends the program: a test must not pass on top of one. Reports are files, because a test may not look
+# at how a daemon that it has started ends.
 sanitizer_environment() {
-  # The first report ends the program: a test must not pass on top of one.
-  export ASAN_OPTIONS="abort_on_error=0:halt_on_error=1:detect_leaks=1${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
-  export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1${UBSAN_OPTIONS:+:$UBSAN_OPTIONS}"
-  export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
+  local log_path
+  log_path="log_path=$(realpath "$build_dir")/sanitizer-report"
+  rm -f "$build_dir"/sanitizer-report*
+  export ASAN_OPTIONS="abort_on_error=0:halt_on_error=1:detect_leaks=1:$log_path${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
+  export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1:$log_path${UBSAN_OPTIONS:+:$UBSAN_OPTIONS}"
+  export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:$log_path${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
+}
+
+show_reports() {
+  local report
+  for report in "$build_dir"/sanitizer-report*; do
+    [[ -e "$report" ]] || continue
+    echo
+    echo "run.sh: a sanitizer's report:"
+    head -n 100 "$report"
+    broken=1
+  done
 }
 
 # Runs CTest with the given arguments; its verbose output goes to the log, one line per test to the terminal.
@@ -134,6 +150,7 @@ main() {
   sanitizer_environment
   run_tests
   show_failures "$log"
+  show_reports
   echo
   local summary
   summary="$(awk -v broken="$broken" -f tests/summarise.awk "$log")"

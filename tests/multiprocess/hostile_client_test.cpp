@@ -140,8 +140,9 @@ class GoodRank {
     REQUIRE(result.ok());
     CHECK(result->status == Status::ok);
     CHECK(control(daemon_.socket_path(), {"status"}, kPatienceMs).ok());
-    eventually([&] { return descriptor_count(daemon_.pid()) == descriptors_; }, 20'000);
-    CHECK(descriptor_count(daemon_.pid()) == descriptors_);
+    // Not more: when they were counted, the daemon may have been about to close those of the registration.
+    eventually([&] { return descriptor_count(daemon_.pid()) <= descriptors_; }, 20'000);
+    CHECK(descriptor_count(daemon_.pid()) <= descriptors_);
   }
 
  private:
