@@ -87,7 +87,8 @@ sanitizer_environment() {
   rm -f "$build_dir"/sanitizer-report*
   export ASAN_OPTIONS="abort_on_error=0:halt_on_error=1:detect_leaks=1:$log_path${ASAN_OPTIONS:+:$ASAN_OPTIONS}"
   export UBSAN_OPTIONS="halt_on_error=1:print_stacktrace=1:$log_path${UBSAN_OPTIONS:+:$UBSAN_OPTIONS}"
-  export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:$log_path${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
+  # Tests with several processes fork ranks that start threads.
+  export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:die_after_fork=0:$log_path${TSAN_OPTIONS:+:$TSAN_OPTIONS}"
 }
 
 show_reports() {
