@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <csignal>
+#include <functional>
 #include <random>
 #include <sstream>
 
@@ -97,6 +98,31 @@ void nap_us(std::uint64_t us) {
 
 bool said_somewhere(const std::string& text, const std::string& what) {
   return text.find(what) != std::string::npos;
+}
+
+// One group whose ranks have schedulers of the same seed. `steps(rank, scheduler)` takes the steps and
+// returns what was decided; all that was in flight ends behind it.
+std::vector<std::string> run_schedulers(const TestDaemon& daemon, const NamespaceSpec& spec, Gate& gate,
+                                        unsigned seed,
+                                        const std::function<std::string(std::uint32_t, Scheduler&)>& steps) {
+  return run_ranks(spec.tp_size, [&](std::uint32_t rank) {
+    ControllerRank r(daemon, rank, spec, tree_options());
+    const LeaveTogether leave(gate, spec.tp_size);
+    gate.meet(spec.tp_size);
+    Scheduler scheduler(r, seed);
+    const std::string text = steps(rank, scheduler);
+    if (!said_somewhere(text, "failed")) scheduler.settle();
+    return text;
+  });
+}
+
+void require_alike(const std::vector<std::string>& said) {
+  INFO(said[0].substr(0, 300));
+  for (const std::string& one : said) {
+    CHECK_FALSE(said_somewhere(one, "failed"));
+    const bool alike = one == said[0];
+    CHECK(alike);
+  }
 }
 
 }  // namespace
@@ -196,11 +222,7 @@ TEST_CASE(
   const Shared<Gate> gate;
   const unsigned seed = std::random_device{}();
   INFO("seed " << seed);
-  const auto said = run_ranks(kRanks, [&](std::uint32_t rank) {
-    ControllerRank r(daemon, rank, spec, tree_options());
-    const LeaveTogether leave(*gate, kRanks);
-    gate->meet(kRanks);
-    Scheduler scheduler(r, seed);
+  const auto said = run_schedulers(daemon, spec, *gate, seed, [&](std::uint32_t rank, Scheduler& scheduler) {
     std::string text = scheduler.load_for_certain();
     gate->meet(2 * kRanks);
     for (std::uint32_t step = 0; step < kSteps; ++step) {
@@ -215,16 +237,10 @@ TEST_CASE(
       text += scheduler.step();
       gate->step.fetch_add(1);
     }
-    scheduler.settle();
     return text;
   });
-  INFO(said[0].substr(0, 300));
-  CHECK_FALSE(said_somewhere(said[0], "failed"));
+  require_alike(said);
   CHECK(said_somewhere(said[0], "load ok"));
-  for (std::uint32_t rank = 1; rank < kRanks; ++rank) {
-    const bool alike = said[rank] == said[0];
-    CHECK(alike);
-  }
   require_clean(daemon);
 }
 
@@ -236,11 +252,7 @@ TEST_CASE("a rank that is late by many steps gets the answers that the others go
   const Shared<Gate> gate;
   const unsigned seed = std::random_device{}();
   INFO("seed " << seed);
-  const auto said = run_ranks(kRanks, [&](std::uint32_t rank) {
-    ControllerRank r(daemon, rank, spec, tree_options());
-    const LeaveTogether leave(*gate, kRanks);
-    gate->meet(kRanks);
-    Scheduler scheduler(r, seed);
+  const auto said = run_schedulers(daemon, spec, *gate, seed, [&](std::uint32_t rank, Scheduler& scheduler) {
     std::string text;
     for (std::uint32_t step = 0; step < kSteps; ++step) {
       // Rank 2 begins step n when the others have done n + 8 steps, as far as there are so many.
@@ -250,12 +262,9 @@ TEST_CASE("a rank that is late by many steps gets the answers that the others go
       text += scheduler.step();
       if (rank != 2) gate->step.fetch_add(1);
     }
-    scheduler.settle();
     return text;
   });
-  INFO(said[0].substr(0, 300));
-  CHECK_FALSE(said_somewhere(said[0] + said[2], "failed"));
-  CHECK((said[0] == said[1] && said[0] == said[2]));
+  require_alike(said);
   require_clean(daemon);
 }
 
@@ -310,9 +319,7 @@ TEST_CASE("after a rank was killed at a random moment the engine goes on as a ne
     scheduler.settle();
     return text;
   });
-  INFO(said[0].substr(0, 300));
-  CHECK((said[0] == said[1] && said[0] == said[2]));
-  CHECK_FALSE(said_somewhere(said[0], "failed"));
+  require_alike(said);
   CHECK_FALSE(said_somewhere(said[0], "adopted 0\n"));
   require_clean(daemon);
 }

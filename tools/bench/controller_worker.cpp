@@ -11,6 +11,7 @@
 #include "shm/clock.hpp"
 #include "tools/bench/bench_model.hpp"
 #include "tools/bench/page_pattern.hpp"
+#include "tools/bench/replay_rank.hpp"
 
 namespace hicache::bench {
 namespace {
@@ -19,18 +20,11 @@ constexpr std::uint32_t kWaitMs = 30'000;
 constexpr std::uint32_t kTurnMs = 200;
 constexpr std::uint64_t kUnlimited = 1ull << 40;
 
-class ControllerWorker {
+class ControllerWorker : public ReplayRank {
  public:
   ControllerWorker(const ReplayPlan& plan, const GroupPlan& group, std::uint32_t tp_rank,
                    const Workload& workload, Board& board)
-      : plan_(plan),
-        group_(group),
-        tp_rank_(tp_rank),
-        shard_(group.spec.attention == Attention::mha ? tp_rank : 0),
-        workload_(workload),
-        board_(board),
-        mine_(board.ranks[group.first_board + tp_rank]),
-        digest_(group.spec.digest()) {}
+      : ReplayRank(plan, group, tp_rank, workload, board), digest_(group.spec.digest()) {}
 
   Outcome run() {
     if (const Outcome attached = attach(); !attached) return attached;
@@ -53,15 +47,7 @@ class ControllerWorker {
 
  private:
   Outcome attach() {
-    AttachOptions options;
-    options.socket_path = plan_.socket_path;
-    options.engine = group_.engine;
-    options.tp_rank = tp_rank_;
-    options.spec = group_.spec;
-    options.io_backend = plan_.io_backend;
-    auto session = Session::attach(options);
-    if (!session) return session.error();
-    session_ = std::move(*session);
+    if (const Outcome attached = attach_session(); !attached) return attached;
     auto memory = DeviceMemory::create(group_.spec, workload_.longest());
     if (!memory) return memory.error();
     memory_.emplace(std::move(*memory));
@@ -181,29 +167,8 @@ class ControllerWorker {
       visit(memory_->piece(tensor, page), piece_base({digest_, key, shard_, tensor.layer, tensor.kind}));
     }
   }
-  [[nodiscard]] std::uint64_t group_done() const {
-    std::uint64_t least = ~0ull;
-    for (std::uint32_t rank = 0; rank < group_.spec.tp_size; ++rank) {
-      // SYNC board-done
-      least = std::min(least, board_.ranks[group_.first_board + rank].done.load(std::memory_order_acquire));
-    }
-    return least;
-  }
-  LatencyHistogram& latency(Timed timed) { return mine_.latency[static_cast<std::size_t>(timed)]; }
-  // One writer: a plain addition, visible to the parent's progress line.
-  static void add(std::atomic<std::uint64_t>& count, std::uint64_t n) {
-    count.store(count.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
-  }
 
-  const ReplayPlan& plan_;
-  const GroupPlan& group_;
-  std::uint32_t tp_rank_;
-  std::uint32_t shard_;
-  const Workload& workload_;
-  Board& board_;
-  RankBoard& mine_;
   PrefixHash digest_;
-  std::unique_ptr<Session> session_;
   std::optional<DeviceMemory> memory_;
   std::unique_ptr<TokenSlots> device_;
   std::unique_ptr<HiCacheController> controller_;
@@ -214,12 +179,8 @@ class ControllerWorker {
 
 int run_controller_rank(const ReplayPlan& plan, const GroupPlan& group, std::uint32_t tp_rank,
                         const Workload& workload, Board& board) {
-  RankBoard& mine = board.ranks[group.first_board + tp_rank];
-  const Outcome outcome = ControllerWorker(plan, group, tp_rank, workload, board).run();
-  if (!outcome) mine.fail(fmt::format("{}: {}", to_string(outcome.status()), outcome.error().message));
-  mine.phase.store(outcome ? RankPhase::finished : RankPhase::failed, std::memory_order_release);
-  if (!outcome) board.give_up();
-  return outcome ? 0 : 1;
+  ControllerWorker worker(plan, group, tp_rank, workload, board);
+  return worker.report(worker.run());
 }
 
 }  // namespace hicache::bench

@@ -10,6 +10,7 @@
 #include "shm/clock.hpp"
 #include "shm/waiting.hpp"
 #include "tools/bench/rank_memory.hpp"
+#include "tools/bench/replay_rank.hpp"
 #include "tools/bench/visible_gpu.hpp"
 
 namespace hicache::bench {
@@ -50,19 +51,18 @@ class BusyClock {
   std::uint64_t total_ = 0;
 };
 
-class RankWorker {
+class RankWorker : public ReplayRank {
  public:
   RankWorker(const ReplayPlan& plan, const GroupPlan& group, std::uint32_t tp_rank, const Workload& workload,
              Board& board)
-      : plan_(plan),
-        group_(group),
-        tp_rank_(tp_rank),
-        shard_(group.spec.attention == Attention::mha ? tp_rank : 0),
-        workload_(workload),
-        board_(board),
-        mine_(board.ranks[group.first_board + tp_rank]),
+      : ReplayRank(plan, group, tp_rank, workload, board),
         lanes_(plan.concurrency),
         ended_(workload.size(), false) {}
+
+  // The memory outlives the session that registered it.
+  ~RankWorker() { session_.reset(); }
+  RankWorker(const RankWorker&) = delete;
+  RankWorker& operator=(const RankWorker&) = delete;
 
   Outcome run() {
     if (Outcome attached = attach(); !attached) return attached;
@@ -80,15 +80,7 @@ class RankWorker {
 
  private:
   Outcome attach() {
-    AttachOptions options;
-    options.socket_path = plan_.socket_path;
-    options.engine = group_.engine;
-    options.tp_rank = tp_rank_;
-    options.spec = group_.spec;
-    options.io_backend = plan_.io_backend;
-    auto session = Session::attach(options);
-    if (!session) return session.error();
-    session_ = std::move(*session);
+    if (Outcome attached = attach_session(); !attached) return attached;
     if (plan_.device == DeviceKind::cuda && plan_.gpus > 1) see_only_gpu(tp_rank_ % plan_.gpus);
     // Each lane has pages to write from and others to load to.
     auto memory = RankMemory::create(plan_.device, group_.spec, lane_pages() * plan_.concurrency);
@@ -120,17 +112,9 @@ class RankWorker {
       lane.request_start_ns = monotonic_ns();
       const auto keys = workload_.keys(lane.request);
       lane.probed = session_->probe(keys).leading;
-      mine_.latency[static_cast<std::size_t>(Timed::probe)].record(monotonic_ns() - lane.request_start_ns);
+      latency(Timed::probe).record(monotonic_ns() - lane.request_start_ns);
       begin_step(lane, Step::reserve);
     }
-  }
-  [[nodiscard]] std::uint64_t group_done() const {
-    std::uint64_t least = ~0ull;
-    for (std::uint32_t rank = 0; rank < group_.spec.tp_size; ++rank) {
-      // SYNC board-done
-      least = std::min(least, board_.ranks[group_.first_board + rank].done.load(std::memory_order_acquire));
-    }
-    return least;
   }
 
   // Posts what was refused for lack of room, then takes completions or sleeps until the group has moved.
@@ -299,7 +283,7 @@ class RankWorker {
       case Step::idle:
         break;
     }
-    mine_.latency[static_cast<std::size_t>(timed)].record(ns);
+    latency(timed).record(ns);
   }
 
   void advance(Lane& lane, const OperationResult& result, bool failed) {
@@ -366,7 +350,7 @@ class RankWorker {
     lane.step = Step::idle;
     add(mine_.counts.requests, 1);
     add(mine_.counts.pages, workload_.keys(lane.request).size());
-    mine_.latency[static_cast<std::size_t>(Timed::request)].record(monotonic_ns() - lane.request_start_ns);
+    latency(Timed::request).record(monotonic_ns() - lane.request_start_ns);
     ended_[lane.request] = true;
     const std::size_t before = done_;
     while (done_ < ended_.size() && ended_[done_]) ++done_;
@@ -375,20 +359,7 @@ class RankWorker {
     board_.announce();
   }
 
-  // One writer: a plain addition, visible to the parent's progress line.
-  static void add(std::atomic<std::uint64_t>& count, std::uint64_t n) {
-    count.store(count.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
-  }
-
-  const ReplayPlan& plan_;
-  const GroupPlan& group_;
-  std::uint32_t tp_rank_;
-  std::uint32_t shard_;
-  const Workload& workload_;
-  Board& board_;
-  RankBoard& mine_;
-  std::unique_ptr<RankMemory> memory_;  // outlives the session that registered it
-  std::unique_ptr<Session> session_;
+  std::unique_ptr<RankMemory> memory_;
   std::vector<Lane> lanes_;
   std::deque<Lane*> refused_;      // lanes whose operation has yet to be accepted
   std::vector<DevicePage> pages_;  // scratch
@@ -405,15 +376,8 @@ class RankWorker {
 
 int run_rank(const ReplayPlan& plan, const GroupPlan& group, std::uint32_t tp_rank, const Workload& workload,
              Board& board) {
-  RankBoard& mine = board.ranks[group.first_board + tp_rank];
-  const Outcome outcome = RankWorker(plan, group, tp_rank, workload, board).run();
-  // In a run that was given up, the end of the other ranks is no news.
-  if (!outcome && !board.aborted()) {
-    mine.fail(fmt::format("{}: {}", to_string(outcome.status()), outcome.error().message));
-  }
-  mine.phase.store(outcome ? RankPhase::finished : RankPhase::failed, std::memory_order_release);
-  if (!outcome) board.give_up();
-  return outcome ? 0 : 1;
+  RankWorker worker(plan, group, tp_rank, workload, board);
+  return worker.report(worker.run());
 }
 
 }  // namespace hicache::bench
