@@ -23,6 +23,8 @@ enum class VerifyPolicy { off, lazy, full };
 // Which pages go to storage, and when: none; each as soon as it is ready; each once it has been used often
 // enough; those that background eviction is about to take.
 enum class BackupPolicy { none, write_through, write_through_selective, write_back };
+// What becomes of a dirty page whose room is needed at once.
+enum class DirtyEviction { drop, write_back };
 
 // Sizes may be written as numbers of bytes or as text with a unit: "64KiB", "512MiB", "200GiB". Keys marked
 // (reload) may change with SIGHUP; a reload that changes another key is refused as a whole and names it.
@@ -105,8 +107,9 @@ struct Config {
     double prefetch_capacity = 0.5;  // share of the pool that prefetches in flight may hold (reload)
 
     BackupPolicy backup_policy = BackupPolicy::write_through;  // (reload)
-    std::uint32_t backup_uses = 2;            // write_through_selective: from this use on (reload)
-    std::uint32_t backup_queue_pages = 4096;  // that wait; further ones are dropped (reload)
+    std::uint32_t backup_uses = 2;                       // write_through_selective: from this use on (reload)
+    std::uint32_t backup_queue_pages = 4096;             // that wait; further ones are dropped (reload)
+    DirtyEviction dirty_eviction = DirtyEviction::drop;  // (reload)
 
     std::uint32_t read_batches = 8;           // in flight at the backend (reload)
     std::uint32_t write_batches = 2;          // (reload)

@@ -238,6 +238,9 @@ void add_storage(std::vector<ConfigKey>& k) {
       integer("storage.backup_uses", kReload, 1, 1u << 20, kAny, HICACHE_MEMBER(storage.backup_uses)));
   k.push_back(integer("storage.backup_queue_pages", kReload, 0, kMaxPages, kAny,
                       HICACHE_MEMBER(storage.backup_queue_pages)));
+  k.push_back(one_of<DirtyEviction>(
+      "storage.dirty_eviction", {{"drop", DirtyEviction::drop}, {"write_back", DirtyEviction::write_back}},
+      HICACHE_MEMBER(storage.dirty_eviction), kReload));
   k.push_back(integer("storage.read_batches", kReload, 1, 1024, kAny, HICACHE_MEMBER(storage.read_batches)));
   k.push_back(
       integer("storage.write_batches", kReload, 1, 1024, kAny, HICACHE_MEMBER(storage.write_batches)));

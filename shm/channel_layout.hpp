@@ -52,6 +52,9 @@ struct ChannelHeader {
   // Written by the client only, for people: pages of its controller by HostPageState, refused transitions.
   alignas(kCacheLine) A32 host_pages[kHostPageStates];
   A32 host_page_refusals;
+  A32 host_page_changes;
+  A64 last_refusal;                    // RefusedTransition
+  A64 host_handles[kShownHandles][2];  // HostHandle, then its key
 };
 static_assert(sizeof(ChannelHeader) <= 4096);
 

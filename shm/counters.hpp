@@ -74,6 +74,9 @@ namespace hicache {
   X(backup_no_space, "pages not backed up because storage had no room")                                 \
   X(backup_timed_out, "pages not known to be backed up because storage did not answer in time")         \
   X(backup_failed, "pages not backed up because storage failed, or a page before them was lost")        \
+  X(backup_asks, "backups that engines asked about, one decision per group")                            \
+  X(storing_refusals, "pages that got no place while others could not go because storage read them")    \
+  X(refused_transitions, "wrong transitions of host page handles that engines refused")                 \
   X(storage_reads, "batches of pages that storage has read")                                            \
   X(storage_read_us, "microseconds that these batches took, added up")                                  \
   X(storage_writes, "batches of pages that storage has written")                                        \

@@ -52,8 +52,9 @@ enum class Opcode : std::uint8_t {
   prefetch = 7,        // pages of a lease from storage to pool pages
   check_prefetch = 8,  // may the request run? one answer for all ranks
   end_prefetch = 9,    // the same, and the answer is yes: what has not come by now is given up
+  backup = 10,         // ends when storage holds pages of a lease, or is known not to
 };
-constexpr std::uint8_t kOpcodeCount = 10;
+constexpr std::uint8_t kOpcodeCount = 11;
 
 // When a prefetch counts as done, besides the arrival of its last page.
 enum class PrefetchPolicy : std::uint32_t {
@@ -96,6 +97,8 @@ constexpr std::string_view to_string(Opcode op) {
       return "check_prefetch";
     case Opcode::end_prefetch:
       return "end_prefetch";
+    case Opcode::backup:
+      return "backup";
   }
   return "unknown_opcode";
 }
@@ -112,6 +115,7 @@ constexpr std::string_view to_string(Opcode op) {
 //   prefetch        lease id            0                                                page   pages
 //   check_prefetch  lease id            0                                                number 0
 //   end_prefetch    lease id            0                                                number 0
+//   backup          lease id            0                                                page   pages
 //
 // `order` of a reserve is a SequenceOrder. `number` counts the questions about one prefetch from 1.
 // Arena offsets are 8-byte aligned. `first` counts from the request's first page. Results of a write are one
@@ -150,13 +154,14 @@ struct Completion {
   // reserve: leading pages present and pinned; agree: 1 = the last one's loads failed; prefetch: pages that
   // storage had
   std::uint32_t hits = 0;
-  std::uint64_t lease = 0;    // reserve: the lease; else the lease named in the submission
-  std::uint32_t written = 0;  // write: pages this operation published; prefetch: pages that came
+  std::uint64_t lease = 0;  // reserve: the lease; else the lease named in the submission
+  // write: pages this operation published; prefetch: pages that came; backup: pages that storage holds
+  std::uint32_t written = 0;
   // write, prefetch: pages that were ready already; reserve: leading pages present, whether a hit may end
   // with them or not
   std::uint32_t present = 0;
   std::uint32_t filling = 0;  // write: pages another lease is filling; check_prefetch: pages still to come
-  std::uint32_t dropped = 0;  // write, prefetch: pages not kept
+  std::uint32_t dropped = 0;  // write, prefetch, backup: pages not kept
   std::uint64_t operation_sequence = 0;  // the daemon's global sequence of the submission
   std::uint64_t bytes =
       0;  // write, load: bytes copied for this rank; agree: last group sequence that has ended

@@ -149,6 +149,7 @@ std::uint64_t layout_fingerprint() {
   HICACHE_FIELD(ClientEntry, operations);
   HICACHE_FIELD(ClientEntry, engine);
   HICACHE_FIELD(ClientEntry, pool_tag);
+  HICACHE_FIELD(ClientEntry, host_handles);
   HICACHE_SHAPE(GroupEntry);
   HICACHE_FIELD(GroupEntry, members_attached);
   HICACHE_FIELD(GroupEntry, engine);
@@ -181,6 +182,7 @@ std::uint64_t layout_fingerprint() {
   HICACHE_FIELD(ChannelHeader, daemon_sleeping);
   HICACHE_FIELD(ChannelHeader, client_tripwire);
   HICACHE_FIELD(ChannelHeader, daemon_tripwire);
+  HICACHE_FIELD(ChannelHeader, host_handles);
   HICACHE_SHAPE(FenceBlock);
   HICACHE_SHAPE(Submission);
   HICACHE_SHAPE(Completion);

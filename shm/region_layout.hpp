@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "shm/host_page_state.hpp"
 #include "shm/types.hpp"
 
 namespace hicache {
@@ -154,11 +155,13 @@ struct alignas(kCacheLine) ClientEntry {
   A64 bytes_loaded;
   A64 last_operation_ns;
   A8 engine[64];
-  A32 host_pages[5];  // of the client's controller, by HostPageState: what the client says
+  A32 host_pages[kHostPageStates];  // of the client's controller, by HostPageState: what the client says
   A32 host_page_refusals;
-  A64 pool_tag;  // not 0: it maps the pool; whatever is leased to it carries this tag
+  A64 pool_tag;                        // not 0: it maps the pool; whatever is leased to it carries this tag
+  A64 host_handles[kShownHandles][2];  // that changed last: HostHandle, then its key
+  A64 reserved0[2];
 };
-static_assert(sizeof(ClientEntry) == 256);
+static_assert(sizeof(ClientEntry) == 512);
 
 enum class ClientState : std::uint32_t {
   free = 0,
@@ -281,7 +284,8 @@ enum class FlightEvent : std::uint32_t {
   attach = 3,
   detach = 4,
   lost = 5,
-  control = 6
+  control = 6,
+  refused_transition = 7  // an engine's controller refused `count` wrong transitions; user_data: the last one
 };
 
 constexpr std::uint32_t kNone32 = 0xffffffffu;

@@ -16,10 +16,19 @@ bool Coordinator::Impl::backs_up(BackupPolicy by) const {
 // A page has become ready.
 void Coordinator::Impl::offer_backup(PageId page, GroupSlot group) {
   backups.queued[page.value] = false;  // what an earlier page of this id left behind
-  if (backs_up(BackupPolicy::write_through) && pages.dirty(page)) add_candidate(page, group.value, false);
+  const bool asked = asked_about(page);
+  const bool dirty = pages.dirty(page);
+  const bool wanted = backs_up(BackupPolicy::write_through) ||
+                      (asked && storage_attached() && config.storage.backup_policy != BackupPolicy::none);
+  if (wanted && dirty) return add_candidate(page, group.value);
+  if (asked) tell_asking(page, pages.word(page).generation, !dirty);
 }
 
-void Coordinator::Impl::add_candidate(PageId page, std::uint32_t owner, bool storing) {
+void Coordinator::Impl::add_candidate(PageId page, std::uint32_t owner) {
+  // A page that must not be evicted before it is stored is held from now on, and not only while it is read.
+  const bool storing = config.storage.backup_policy == BackupPolicy::write_back ||
+                       config.storage.dirty_eviction == DirtyEviction::write_back;
+  if (storing) pages.set_storing(page, true);
   backups.queued[page.value] = true;
   backups.candidates.push_back({{page, pages.word(page).generation, storing}, owner});
 }
@@ -33,16 +42,19 @@ void Coordinator::Impl::offer_used_pages(const Lease& lease) {
     if (!page || pages.state(page) != PageState::ready || !pages.dirty(page)) continue;
     if (pages.storing(page) || backups.queued[page.value]) continue;
     if (selective && pages.uses(page) < config.storage.backup_uses) continue;
-    add_candidate(page, lease.group.value, false);
+    add_candidate(page, lease.group.value);
   }
 }
 
-// Background eviction is about to take the page. True when it is written back first.
-bool Coordinator::Impl::write_back(PageId page) {
-  if (!backs_up(BackupPolicy::write_back) || !pages.dirty(page) || backups.queued[page.value]) return false;
+// Eviction is about to take the page. True when it is written back first and can't be evicted until then.
+bool Coordinator::Impl::write_back(PageId page, EvictReason why) {
+  const BackupPolicy by = config.storage.backup_policy;
+  const bool spared = config.storage.dirty_eviction == DirtyEviction::write_back && by != BackupPolicy::none;
+  const bool in_background = why == EvictReason::watermark && by == BackupPolicy::write_back;
+  if ((!spared && !in_background) || !storage_attached()) return false;
+  if (!pages.dirty(page) || backups.queued[page.value]) return false;
   if (backups.waiting_pages + backups.candidates.size() >= config.storage.backup_queue_pages) return false;
-  pages.set_storing(page, true);
-  add_candidate(page, 0, true);
+  add_candidate(page, 0);
   return true;
 }
 
@@ -109,7 +121,11 @@ bool Coordinator::Impl::still_there(const BackupPage& one) const {
 void Coordinator::Impl::drop_backup(const BackupPage& one, Counter why) {
   stats.add(why);
   if (pages.word(one.page).generation == one.generation) backups.queued[one.page.value] = false;
-  if (one.storing) pages.set_storing(one.page, false);
+  tell_asking(one.page, one.generation, false);
+  if (!one.storing) return;
+  const NamespaceId ns = pages.namespace_of(one.page);
+  pages.set_storing(one.page, false);
+  if (namespaces.retired(ns)) evict_namespace(ns);  // it was held while its namespace went
 }
 
 // Sends the next pages of an operation that are still what they were, or ends it.

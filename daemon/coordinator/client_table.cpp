@@ -50,6 +50,7 @@ Client* ClientTable::admit(const AttachRequest& request, std::uint64_t instance_
   client.geometry = request.geometry;
   client.open_operations = client.owed_returns = client.copies_in_flight = 0;
   client.has_new_completions = false;
+  client.handle_changes = client.refusals = 0;
 
   auto* base = static_cast<std::uint8_t*>(request.channel->data());
   client.header = reinterpret_cast<ChannelHeader*>(base);
@@ -80,6 +81,9 @@ Client* ClientTable::admit(const AttachRequest& request, std::uint64_t instance_
   e.bytes_written.store(0, kRelaxed);
   e.bytes_loaded.store(0, kRelaxed);
   e.last_operation_ns.store(0, kRelaxed);
+  for (auto& handle : e.host_handles) {
+    for (A64& word : handle) word.store(0, kRelaxed);
+  }
   store_text(e.engine, request.hello.engine);
   set_state(client, ClientState::attached);
   mirror_rings(client);
@@ -112,6 +116,18 @@ void ClientTable::mirror_rings(const Client& client) {
   }
   e.host_page_refusals.store(client.header->host_page_refusals.load(kRelaxed), kRelaxed);
   e.copies_in_flight.store(client.copies_in_flight, kRelaxed);
+}
+
+void ClientTable::mirror_handles(Client& client) {
+  const std::uint32_t changes = client.header->host_page_changes.load(kRelaxed);
+  if (changes == client.handle_changes) return;
+  client.handle_changes = changes;
+  ClientEntry& e = entries_[client.slot.value];
+  for (std::size_t i = 0; i < kShownHandles; ++i) {
+    for (const std::size_t word : {0, 1}) {
+      e.host_handles[i][word].store(client.header->host_handles[i][word].load(kRelaxed), kRelaxed);
+    }
+  }
 }
 
 void ClientTable::set_state(Client& client, ClientState state) {

@@ -34,6 +34,8 @@ struct Client {
   std::uint32_t owed_returns = 0;      // kPagesReturned completions to come
   std::uint32_t copies_in_flight = 0;  // transfers that have not ended
   bool has_new_completions = false;    // since the last kick round
+  std::uint32_t handle_changes = 0;    // of its controller's handles, as of its last agreement
+  std::uint32_t refusals = 0;          // wrong transitions of them, as of then
 
   // Completion slots that may become needed: nothing is read from the ring while they could run out.
   [[nodiscard]] std::uint32_t slots_spoken_for() const { return open_operations * 2 + owed_returns; }
@@ -62,6 +64,8 @@ class ClientTable {
   [[nodiscard]] const std::vector<ClientSlot>& mappers() const { return mappers_; }
   // Copies ring positions to the control region.
   void mirror_rings(const Client& client);
+  // Copies what the client's controller says about its handles, when that has changed.
+  void mirror_handles(Client& client);
   void set_state(Client& client, ClientState state);
   // Gives the slot back. Precondition: no copy in flight.
   void remove(Client& client);

@@ -81,6 +81,7 @@ Coordinator::Impl::Impl(const CoordinatorOptions& options)
       epoll(::epoll_create1(EPOLL_CLOEXEC)),
       fillers(options.tables.pages.size()) {
   backups.queued.resize(options.tables.pages.size());
+  pages.set_write_back([this](PageId page) { return write_back(page, EvictReason::demand); });
   if (!epoll.valid()) throw std::system_error(errno, std::generic_category(), "epoll_create1");
   epoll_event event{};
   event.events = EPOLLIN | EPOLLET;
@@ -287,7 +288,7 @@ bool Coordinator::Impl::evict_in_background() {
       break;
     }
     // A page that is written back goes when storage has it.
-    if (!write_back(victim)) pages.evict(victim, EvictReason::watermark);
+    if (!write_back(victim, EvictReason::watermark)) pages.evict(victim, EvictReason::watermark);
     any = true;
   }
   return any;

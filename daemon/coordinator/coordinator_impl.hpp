@@ -8,6 +8,7 @@
 //   control.cpp      hicache-ctl
 //   prefetches.cpp   pages that come from storage
 //   backups.cpp      pages that go to storage
+//   backup_asks.cpp  engines that want to know what became of that
 //   storage_events.cpp   what storage answers, and hicache-ctl storage
 #pragma once
 
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "daemon/coordinator/backup.hpp"
+#include "daemon/coordinator/backup_ask.hpp"
 #include "daemon/coordinator/client_table.hpp"
 #include "daemon/coordinator/coordinator.hpp"
 #include "daemon/coordinator/deadline_queue.hpp"
@@ -94,6 +96,7 @@ struct Coordinator::Impl {
   [[nodiscard]] std::optional<GroupLoad> group_load(const Client& client, const Lease& lease,
                                                     const Submission& submission);
   void execute_release(Client& client, const Submission& submission, std::uint64_t sequence);
+  void note_refusals(Client& client);
   void execute_agree(Client& client, const Submission& submission, std::uint64_t sequence);
   void answer(Client& client, const Submission& submission, std::uint64_t sequence, Status status);
   Result<Lease*> lease_for(const Client& client, LeaseId id);
@@ -157,22 +160,33 @@ struct Coordinator::Impl {
   void end_prefetch(Prefetch& prefetch, Status status);
   void end_finished_prefetches();
   void answer_participants(Prefetch& prefetch);
+  void answer_all(std::vector<WaitingRank>& ranks, Completion c);
   void expire_prefetch(const Deadline& due);
   Prefetch* find_prefetch(std::uint64_t number);
 
   // --- backups.cpp
   [[nodiscard]] bool backs_up(BackupPolicy by) const;
   [[nodiscard]] bool still_there(const BackupPage& one) const;
-  void add_candidate(PageId page, std::uint32_t owner, bool storing);
+  void add_candidate(PageId page, std::uint32_t owner);
   void drop_backup(const BackupPage& one, Counter why);
   void offer_backup(PageId page, GroupSlot group);
   void offer_used_pages(const Lease& lease);
-  bool write_back(PageId page);
+  bool write_back(PageId page, EvictReason why);
   void start_backups();
   void queue_candidates();
   void send_next_batch(BackupOperation& operation);
   void end_backup(std::uint64_t number, Counter why_not_the_rest);
   void drop_waiting_backups(Counter why);
+
+  // --- backup_asks.cpp
+  void execute_backup(Client& client, const Submission& submission, std::uint64_t sequence);
+  std::shared_ptr<BackupAsk> decide_backup(Lease& lease, const Submission& submission);
+  [[nodiscard]] bool asked_about(PageId page) const;
+  void tell_asking(PageId page, Generation generation, bool kept);
+  void end_backup_ask(BackupAsk& ask, Status status);
+  void answer_participants(BackupAsk& ask);
+  void expire_backup_ask(std::uint64_t number);
+  void end_backup_asks(GroupSlot group);
 
   // --- storage_events.cpp
   void take_storage_events();
@@ -249,6 +263,7 @@ struct Coordinator::Impl {
   std::vector<std::uint64_t> maybe_complete;                             // prefetches that a page was told to
   std::uint64_t prefetching_bytes = 0;
   Backups backups;
+  BackupAsks backup_asks;
   std::vector<std::function<void(Status, std::string)>> backup_waiters;  // of `storage sync`
   std::unordered_map<std::uint32_t, std::shared_ptr<const StorageNamespace>> storage_namespaces;
   std::vector<StorageEvent> storage_events;  // reused

@@ -15,6 +15,7 @@ struct Deadline {
   std::uint64_t transfer = 0;      // a load's transfer, or 0
   std::uint64_t write_number = 0;  // a group write, or 0
   std::uint64_t prefetch = 0;      // a prefetch, or 0
+  std::uint64_t backup = 0;        // a question about a backup, or 0
   friend bool operator>(const Deadline& a, const Deadline& b) { return a.at_ns > b.at_ns; }
 };
 

@@ -4,8 +4,10 @@
 namespace hicache::daemon {
 
 void Coordinator::Impl::set_deadline(const Deadline& deadline) {
-  const std::size_t open = transfers_in_flight.size() + writes_in_flight.size() + prefetches_in_flight.size();
+  const std::size_t open = transfers_in_flight.size() + writes_in_flight.size() +
+                           prefetches_in_flight.size() + backup_asks.open.size();
   deadlines.push(deadline, open, [this](const Deadline& d) {
+    if (d.backup != 0) return backup_asks.open.contains(d.backup);
     if (d.prefetch != 0) return prefetches_in_flight.contains(d.prefetch);
     return d.write_number != 0 ? writes_in_flight.contains(d.write_number)
                                : transfers_in_flight.contains(d.transfer);
@@ -19,6 +21,10 @@ void Coordinator::Impl::expire(std::uint64_t at_ns) {
     deadlines.pop();
     if (due.prefetch != 0) {
       expire_prefetch(due);
+      continue;
+    }
+    if (due.backup != 0) {
+      expire_backup_ask(due.backup);
       continue;
     }
     if (due.write_number == 0) {

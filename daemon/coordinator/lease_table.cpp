@@ -57,6 +57,7 @@ Lease* LeaseTable::open(GroupSlot group, NamespaceId ns, std::uint64_t sequence,
   lease.hits = 0;
   lease.writes.clear();
   lease.prefetch.reset();
+  lease.backups.clear();
   lease.loads_in_flight = 0;
   lease.loads_failed = false;
   lease.counts_as_use = true;
@@ -203,10 +204,12 @@ void LeaseTable::close(Lease& lease) {
   e.holders.store(0, kRelaxed);
   e.group.store(kNone32, kRelaxed);
   e.namespace_id.store(kNone32, kRelaxed);
-  lease.hashes.clear();
-  lease.pages.clear();
+  // Entries are used again: what a huge request took is given back.
+  std::vector<PrefixHash>().swap(lease.hashes);
+  std::vector<PageId>().swap(lease.pages);
   lease.writes.clear();
   lease.prefetch.reset();
+  lease.backups.clear();
   set_state(lease, LeaseState::free);
   stats_.sub(Counter::live_leases);
   free_leases_.push_back(lease.slot.value);

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "daemon/coordinator/backup_ask.hpp"
 #include "daemon/coordinator/group_write.hpp"
 #include "daemon/coordinator/page_table.hpp"
 #include "daemon/coordinator/pin_share.hpp"
@@ -32,6 +33,7 @@ struct Lease {
   std::uint32_t present = 0;  // leading pages that were ready; more than hits where the rest lacks states
   std::vector<std::unique_ptr<GroupWrite>> writes;
   std::unique_ptr<Prefetch> prefetch;
+  std::vector<std::shared_ptr<BackupAsk>> backups;  // what its group has asked, for ranks that come late
   std::uint32_t loads_in_flight = 0;
   bool loads_failed = false;  // a rank's load did not end well
   bool counts_as_use = true;  // false once the group broke or diverged: its request was not one

@@ -114,6 +114,7 @@ void Coordinator::Impl::fence(Client& client) {
 void Coordinator::Impl::lose(Client& client, bool orderly) {
   const auto scope = commit();
   Group& group = groups.get(client.group);
+  note_refusals(client);
   note(orderly ? FlightEvent::detach : FlightEvent::lost, &client, Opcode::none, Status::ok, 0, 0, 0);
   if (!orderly) stats.add(Counter::lost_clients);
   stats.sub(Counter::attached_clients);
@@ -132,6 +133,7 @@ void Coordinator::Impl::lose(Client& client, bool orderly) {
   HICACHE_CRASH_POINT(lose_left);
   if (group.state == GroupState::active) {
     groups.break_up(group);
+    end_backup_asks(group.slot);
     leases.for_each_live([&](Lease& lease) {
       if (lease.group != group.slot) return;
       lease.counts_as_use = false;

@@ -2,8 +2,10 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <array>
 #include <cassert>
 #include <cstring>
+#include <new>
 
 #include "daemon/coordinator/coordinator_impl.hpp"
 #include "shm/crash_points.hpp"
@@ -17,6 +19,30 @@ constexpr std::uint64_t holder_bit(const Client& client) {
 }
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// Half a decision can't be taken back. So before a large operation is decided, the memory that its lists will
+// need is made sure of, and some more for whatever else the daemon does meanwhile: false, and nothing has
+// changed. A client's huge requests end as its own refusals, and not as the end of the daemon.
+bool memory_to_decide(std::uint32_t pages) {
+  constexpr std::uint32_t kLarge = 256;  // smaller ones live on what the larger ones leave
+  // Lists of a lease, a write and a transfer take less than this for each page; none of them more than a
+  // block.
+  constexpr std::size_t kBytesPerPage = 256;
+  constexpr std::size_t kSpareBytes = 8 * kMiB;
+  constexpr std::size_t kBlockBytes = 2 * kMiB;
+  static_assert(kMaxPagesPerOperation * sizeof(PrefixHash) <= kBlockBytes);
+  if (pages < kLarge) return true;
+  std::array<void*, (kMaxPagesPerOperation * kBytesPerPage + kSpareBytes) / kBlockBytes + 1> blocks{};
+  const std::size_t wanted = (pages * kBytesPerPage + kSpareBytes) / kBlockBytes + 1;
+  std::size_t got = 0;
+  while (got < wanted) {
+    void* const block = ::operator new(kBlockBytes, std::nothrow);
+    if (block == nullptr) break;
+    blocks[got++] = block;
+  }
+  for (std::size_t i = 0; i < got; ++i) ::operator delete(blocks[i]);
+  return got == wanted;
+}
 
 }  // namespace
 
@@ -58,6 +84,13 @@ Status Coordinator::Impl::check(const Client& client, const Submission& s) const
     const bool blank = s.arena_offset == 0 && s.count == 0 && s.fence_value == 0 &&
                        (s.fence == 0 || s.fence == Submission::kNoFence);
     return blank && s.first != 0 && s.sequence_or_lease != 0 ? Status::ok : Status::invalid_argument;
+  }
+  if (s.opcode == Opcode::backup) {
+    const bool blank =
+        s.arena_offset == 0 && s.fence_value == 0 && (s.fence == 0 || s.fence == Submission::kNoFence);
+    if (!blank || s.count == 0 || s.sequence_or_lease == 0) return Status::invalid_argument;
+    return s.count > kMaxPagesPerOperation || s.first > kMaxPagesPerOperation ? Status::too_large
+                                                                              : Status::ok;
   }
   if (!has_list) {
     const bool blank = s.arena_offset == 0 && s.count == 0 && s.first == 0 && s.fence_value == 0 &&
@@ -111,6 +144,11 @@ void Coordinator::Impl::execute(Client& client, const Submission& submission) {
     stats.add(Counter::bad_entries);
     return answer(client, submission, sequence, status);
   }
+  if (!memory_to_decide(submission.count)) {
+    spdlog::warn("client {}: no memory to decide a {} of {} pages", client.slot.value,
+                 to_string(submission.opcode), submission.count);
+    return answer(client, submission, sequence, Status::again);
+  }
   Group& group = groups.get(client.group);
   bump(groups.entry(group).operations);
   if (group.state == GroupState::broken) {
@@ -143,6 +181,8 @@ void Coordinator::Impl::execute(Client& client, const Submission& submission) {
     case Opcode::check_prefetch:
     case Opcode::end_prefetch:
       return execute_check_prefetch(client, submission, sequence);
+    case Opcode::backup:
+      return execute_backup(client, submission, sequence);
     case Opcode::none:
     case Opcode::nop:
       break;
@@ -428,7 +468,20 @@ void Coordinator::Impl::quarantine(PageId top) {
   }
 }
 
+// What the engine's own state machine has refused since the last look: in the daemon's records it survives
+// the engine. The words are the client's, so they are only shown.
+void Coordinator::Impl::note_refusals(Client& client) {
+  const std::uint32_t refusals = client.header->host_page_refusals.load(kRelaxed);
+  const std::uint32_t before = std::exchange(client.refusals, refusals);
+  if (refusals <= before) return;  // none, or a new count after a reset
+  stats.add(Counter::refused_transitions, refusals - before);
+  note(FlightEvent::refused_transition, &client, Opcode::none, Status::invalid_argument, 0,
+       client.header->last_refusal.load(kRelaxed), refusals - before);
+}
+
 void Coordinator::Impl::execute_agree(Client& client, const Submission& submission, std::uint64_t sequence) {
+  clients.mirror_handles(client);
+  note_refusals(client);
   Group& group = groups.get(client.group);
   const auto progress = group.agreements.agree(submission.sequence_or_lease, holder_bit(client),
                                                group.all_ranks(), group.sequences[0]);

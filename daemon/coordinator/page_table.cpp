@@ -205,12 +205,11 @@ PoolOffset PageTable::take_slot(const NewPage& page) {
   // one: then the old class gives pages until one of its segments is empty, within reason.
   std::uint32_t budget = 4 * std::max(1u, slots_.slots_per_span(page.size_class)) + 1024;
   while (!slot) {
-    const PageId oldest = evictable_.first();
-    if (!oldest) return PoolOffset::none();
-    PageId victim = oldest;
+    PageId victim = victim_on_demand();
+    if (!victim) return PoolOffset::none();
     if (budget-- == 0) {
-      victim = evictable_.first(page.size_class);
-      if (!victim) victim = oldest;
+      const PageId own = victim_on_demand(page.size_class);
+      if (own) victim = own;
       budget = 1;
     }
     evict(victim, EvictReason::demand);
@@ -219,8 +218,25 @@ PoolOffset PageTable::take_slot(const NewPage& page) {
   return slot;
 }
 
+// The page that makes room now, of any size class or of one. What is written back first is passed over, but
+// not more than a few pages of it: whoever needs the room does without it then.
+PageId PageTable::victim_on_demand(SizeClassId of) {
+  constexpr std::uint32_t kMostPassedOver = 32;
+  for (std::uint32_t passed = 0; passed < kMostPassedOver; ++passed) {
+    const PageId victim = of ? evictable_.first(of) : evictable_.first();
+    if (victim && (!write_back_ || !write_back_(victim))) return victim;
+    if (!victim) break;
+  }
+  if (!of && stats_.get(Counter::storing_pages) != 0) stats_.add(Counter::storing_refusals);
+  return PageId::none();
+}
+
 PageId PageTable::allocate(const NewPage& page) {
-  if (free_.empty() && !evict_one(EvictReason::demand)) return PageId::none();
+  if (free_.empty()) {
+    const PageId victim = victim_on_demand();
+    if (!victim) return PageId::none();
+    evict(victim, EvictReason::demand);
+  }
   const PoolOffset slot = take_slot(page);
   if (!slot) return PageId::none();
   assert(!free_.empty());

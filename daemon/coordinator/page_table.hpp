@@ -56,7 +56,7 @@ class PageTable {
   void find_leading_ready(std::span<const PrefixHash> keys, NamespaceId ns, std::vector<PageId>& out) const;
 
   // Takes a free page, gives it a slot and a key, and puts it in the index as filling. Evicts what is needed,
-  // at most one page unless other size classes hold the pool. None when nothing can be evicted.
+  // at most one page unless other size classes hold the pool. None when nothing can be evicted now.
   PageId allocate(const NewPage& page);
   // Marks one shard complete. True when it was the last of `shards`.
   bool complete_shard(PageId page, std::uint32_t shard, std::uint32_t shards);
@@ -101,6 +101,9 @@ class PageTable {
   // Gives the page the next use stamp and counts one more use.
   void stamp(PageId page);
 
+  // `write_back` is asked before a page is evicted because its room is needed at once. True: the page is
+  // being written back and is not evictable any more, so that another one has to go.
+  void set_write_back(std::function<bool(PageId)> write_back) { write_back_ = std::move(write_back); }
   // Evicts the first evictable page. False when there is none.
   bool evict_one(EvictReason reason);
   // Evicts a given page. Precondition: it is evictable.
@@ -157,6 +160,7 @@ class PageTable {
   void unlink_child(PageId child);
   void update_evictable(PageId page);
   [[nodiscard]] PoolOffset take_slot(const NewPage& page);
+  [[nodiscard]] PageId victim_on_demand(SizeClassId of = SizeClassId::none());
   void release(PageId page);
   static void clear_entry(PageEntry& entry);
   void adopt(PageId page);
@@ -175,6 +179,7 @@ class PageTable {
   std::vector<PageId> free_;
   std::vector<Family> family_;
   std::uint64_t use_clock_ = 0;
+  std::function<bool(PageId)> write_back_;
 };
 
 }  // namespace hicache::daemon

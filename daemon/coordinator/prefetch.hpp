@@ -5,20 +5,13 @@
 #include <cstdint>
 #include <vector>
 
+#include "daemon/coordinator/waiting_rank.hpp"
 #include "daemon/storage/leading_hits.hpp"
 #include "shm/protocol.hpp"
 #include "shm/status.hpp"
 #include "shm/types.hpp"
 
 namespace hicache::daemon {
-
-// Somebody who posted the prefetch and waits for its end.
-struct PrefetchParticipant {
-  ClientSlot client;
-  Generation client_generation;
-  std::uint64_t user_data = 0;
-  std::uint64_t operation_sequence = 0;
-};
 
 // It asks storage which pages it has (query), then waits until each of them is ready or lost. Positions count
 // from the request's first page.
@@ -28,7 +21,7 @@ struct Prefetch {
   std::uint32_t first = 0;  // range that was asked for
   std::uint32_t count = 0;
   PrefetchPolicy policy = PrefetchPolicy::best_effort;
-  std::vector<PrefetchParticipant> participants;
+  std::vector<WaitingRank> participants;
 
   std::uint32_t begin = 0;  // position behind the pages that were ready at once
   std::uint32_t end = 0;    // position behind the last page that is wanted, once the query is over

@@ -34,7 +34,7 @@ void Coordinator::Impl::execute_prefetch(Client& client, const Submission& submi
   }
   if (!lease.prefetch) decide_prefetch(lease, submission);
   Prefetch& prefetch = *lease.prefetch;
-  for (const PrefetchParticipant& other : prefetch.participants) {
+  for (const WaitingRank& other : prefetch.participants) {
     if (other.client == client.slot && other.client_generation == client.generation)
       return answer(client, submission, sequence, Status::exists);
   }
@@ -292,18 +292,23 @@ void Coordinator::Impl::end_finished_prefetches() {
 
 // Answers everybody who has posted and has no answer yet.
 void Coordinator::Impl::answer_participants(Prefetch& p) {
-  for (const PrefetchParticipant& rank : std::exchange(p.participants, {})) {
+  Completion c;
+  c.opcode = Opcode::prefetch;
+  c.status = p.end_status;
+  c.lease = p.lease.value;
+  c.hits = p.hits;
+  c.written = p.fetched;
+  c.present = p.present;
+  c.dropped = p.count - p.fetched - p.present;
+  answer_all(p.participants, c);
+}
+
+// The same answer for every rank that waits, each under its own number.
+void Coordinator::Impl::answer_all(std::vector<WaitingRank>& ranks, Completion c) {
+  for (const WaitingRank& rank : std::exchange(ranks, {})) {
     Client* client = clients.find(rank.client, rank.client_generation);
     if (client == nullptr) continue;
-    Completion c;
     c.user_data = rank.user_data;
-    c.opcode = Opcode::prefetch;
-    c.status = p.end_status;
-    c.lease = p.lease.value;
-    c.hits = p.hits;
-    c.written = p.fetched;
-    c.present = p.present;
-    c.dropped = p.count - p.fetched - p.present;
     c.operation_sequence = rank.operation_sequence;
     complete(*client, c);
   }

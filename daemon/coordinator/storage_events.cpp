@@ -105,6 +105,7 @@ void Coordinator::Impl::take_page_event(StorageWork& work, std::uint32_t index, 
   const PageId page = work.pages[index];
   const NamespaceSpec& spec = namespaces.get(work.ns).spec;
   if (work.operation == StorageOperation::put) {
+    const Generation generation = pages.word(page).generation;
     if (status == Status::ok) {
       pages.clear_dirty(page);
       HICACHE_CRASH_POINT(backup_kept);
@@ -112,6 +113,7 @@ void Coordinator::Impl::take_page_event(StorageWork& work, std::uint32_t index, 
       stats.add(Counter::bytes_backed_up, spec.shard_bytes() * spec.shards());
     }
     pages.set_storing(page, false);
+    tell_asking(page, generation, status == Status::ok);
     BackupOperation* operation = nullptr;
     if (const auto found = backups.running.find(work.number); found != backups.running.end())
       operation = &found->second;
@@ -157,7 +159,9 @@ void Coordinator::Impl::take_late_event(StorageWork& work) {
       return;
     case StorageOperation::put:
       for (std::size_t i = 0; i < work.pages.size(); ++i) {
-        if (!work.told[i]) stats.add(Counter::backup_timed_out);
+        if (work.told[i]) continue;
+        stats.add(Counter::backup_timed_out);
+        tell_asking(work.pages[i], pages.word(work.pages[i]).generation, false);
       }
       if (backups.running.contains(number)) end_backup(number, Counter::backup_failed);
       return;

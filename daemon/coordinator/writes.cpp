@@ -249,6 +249,7 @@ void Coordinator::Impl::publish_from(PageId first) {
 // Records how the fill of a page ended in the write that fills it and with those who wait for it.
 void Coordinator::Impl::resolve(PageId page, Status status) {
   const Filler filler = std::exchange(fillers[page.value], Filler{});
+  if (status != Status::ok) tell_asking(page, pages.word(page).generation, false);
   tell_waiting(page, status == Status::ok, filler.storage);
   if (filler.storage) return;
   assert(filler.write != nullptr);

@@ -33,8 +33,9 @@ static_assert(HICACHE_PEER_LOST == static_cast<int>(Status::peer_lost) &&
               HICACHE_SHUTTING_DOWN == static_cast<int>(Status::shutting_down));
 static_assert(HICACHE_OP_RELEASE == static_cast<int>(hicache::Opcode::release));
 static_assert(HICACHE_OP_AGREE == static_cast<int>(hicache::Opcode::agree));
-static_assert(HICACHE_OP_END_PREFETCH == static_cast<int>(hicache::Opcode::end_prefetch) &&
-              HICACHE_OP_END_PREFETCH + 1 == hicache::kOpcodeCount);
+static_assert(HICACHE_OP_END_PREFETCH == static_cast<int>(hicache::Opcode::end_prefetch));
+static_assert(HICACHE_OP_BACKUP == static_cast<int>(hicache::Opcode::backup) &&
+              HICACHE_OP_BACKUP + 1 == hicache::kOpcodeCount);
 static_assert(HICACHE_PREFETCH_TIMEOUT == static_cast<int>(hicache::PrefetchPolicy::timeout));
 static_assert(HICACHE_NO_FENCE == hicache::Submission::kNoFence);
 static_assert(sizeof(hicache_hash) == sizeof(PrefixHash) && sizeof(DevicePage) == sizeof(std::uint32_t));
@@ -382,6 +383,14 @@ hicache_status hicache_end_prefetch(hicache_session* session, hicache_lease leas
   return guarded([&]() -> hicache_status {
     if (const auto bad = check_post(session, ticket, nullptr, 0, ""); bad != HICACHE_OK) return bad;
     return store_ticket(session->session->end_prefetch(LeaseId{lease}, number, deadline_ms), ticket);
+  });
+}
+
+hicache_status hicache_backup(hicache_session* session, hicache_lease lease, uint32_t first, uint32_t count,
+                              uint32_t deadline_ms, hicache_ticket* ticket) {
+  return guarded([&]() -> hicache_status {
+    if (const auto bad = check_post(session, ticket, nullptr, 0, ""); bad != HICACHE_OK) return bad;
+    return store_ticket(session->session->backup(LeaseId{lease}, first, count, deadline_ms), ticket);
   });
 }
 

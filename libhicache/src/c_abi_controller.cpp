@@ -65,9 +65,6 @@ hicache_status hicache_controller_create(hicache_session* session, const hicache
     if (options == nullptr) return null_argument("options");
     const auto from = read_struct(options, kOptionsBytes, "hicache_controller_options");
     if (!from) return fail(from.error());
-    if (from->reserved != 0) {
-      return fail(Status::invalid_argument, "reserved is " + std::to_string(from->reserved) + ", expected 0");
-    }
     const auto converted = to_spec(spec);
     if (!converted) return fail(converted.error());
     const auto for_tree = tree_options(*from, converted->page_tokens);
@@ -80,6 +77,7 @@ hicache_status hicache_controller_create(hicache_session* session, const hicache
     for_controller.spec = *converted;
     for_controller.host_tokens = from->host_tokens;
     for_controller.deadline_ms = from->deadline_ms;
+    for_controller.backup_acks = from->backup_acks;
     if (from->answer_timeout_ms != 0) for_controller.answer_timeout_ms = from->answer_timeout_ms;
     auto inner = hicache::HiCacheController::create(*session->session, *made->device, for_controller);
     if (!inner) return fail(inner.error());

@@ -13,7 +13,8 @@ struct hicache_controller {
   std::unique_ptr<hicache::TokenSlots> device;
   std::unique_ptr<hicache::HiCacheController> controller;
   std::unique_ptr<hicache::PrefixTree> tree;
-  std::deque<hicache_ack> acks;  // that there was no room for
+  std::deque<hicache_ack> acks;         // that there was no room for
+  std::deque<hicache_ack> backup_acks;  // likewise
 };
 
 namespace hicache::c_abi {

@@ -22,10 +22,14 @@ hicache::Result<hicache::HostHold> to_hold(const hicache_hold* from) {
   return hold;
 }
 
+static_assert(HICACHE_ACK_LOAD == static_cast<int>(hicache::OperationKind::load) &&
+              HICACHE_ACK_WRITE == static_cast<int>(hicache::OperationKind::write) &&
+              HICACHE_ACK_BACKUP == static_cast<int>(hicache::OperationKind::backup));
+
 void keep(std::deque<hicache_ack>& acks, const hicache::HiCacheAck& ack) {
   for (const std::int64_t node : ack.node_ids) {
     hicache_ack c{};
-    c.kind = ack.kind == hicache::OperationKind::load ? HICACHE_ACK_LOAD : HICACHE_ACK_WRITE;
+    c.kind = static_cast<uint32_t>(ack.kind);
     c.status = static_cast<int32_t>(ack.status);
     c.node = node;
     c.sequence = ack.sequence;
@@ -34,6 +38,12 @@ void keep(std::deque<hicache_ack>& acks, const hicache::HiCacheAck& ack) {
     c.host_tokens = ack.host_tokens;
     acks.push_back(c);
   }
+}
+
+void give(std::deque<hicache_ack>& kept, hicache_ack* acks, size_t capacity, size_t* count) {
+  *count = std::min(capacity, kept.size());
+  std::copy_n(kept.begin(), *count, acks);
+  kept.erase(kept.begin(), kept.begin() + static_cast<std::ptrdiff_t>(*count));
 }
 
 }  // namespace
@@ -127,10 +137,23 @@ hicache_status hicache_controller_take_acks(hicache_controller* controller, hica
     if (!ended) return fail(ended.error());
     c.tree->apply(*ended);
     for (const hicache::HiCacheAck& ack : *ended) keep(c.acks, ack);
-    const std::size_t given = std::min(capacity, c.acks.size());
-    std::copy_n(c.acks.begin(), given, acks);
-    c.acks.erase(c.acks.begin(), c.acks.begin() + static_cast<std::ptrdiff_t>(given));
-    *count = given;
+    give(c.acks, acks, capacity, count);
+    return HICACHE_OK;
+  });
+}
+
+hicache_status hicache_controller_take_backup_acks(hicache_controller* controller, hicache_ack* acks,
+                                                   size_t capacity, size_t* count) {
+  return on(controller, [&](hicache_controller& c) -> hicache_status {
+    if (acks == nullptr && capacity > 0) return null_argument("acks");
+    if (count == nullptr) return null_argument("count");
+    *count = 0;
+    if (c.backup_acks.empty()) {
+      const auto ended = c.controller->take_backup_acks();
+      if (!ended) return fail(ended.error());
+      for (const hicache::HiCacheAck& ack : *ended) keep(c.backup_acks, ack);
+    }
+    give(c.backup_acks, acks, capacity, count);
     return HICACHE_OK;
   });
 }

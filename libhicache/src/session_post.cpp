@@ -27,6 +27,20 @@ Error forked_error() {
   return Error{Status::forked, "the session belongs to the parent process: attach again in the child", 0};
 }
 
+// A range of a lease's pages that needs no list.
+Outcome check_range(const char* what, std::uint32_t count) {
+  if (count == 0) {
+    return Error{Status::invalid_argument, "no pages to " + std::string(what) + "; at least 1 expected", 0};
+  }
+  if (count > kMaxPagesPerOperation) {
+    return Error{
+        Status::too_large,
+        std::to_string(count) + " pages in one operation; at most " + std::to_string(kMaxPagesPerOperation),
+        0};
+  }
+  return success();
+}
+
 // Lists are copied to shared memory as they lie.
 static_assert(sizeof(PrefixHash) == 32 && std::is_trivially_copyable_v<PrefixHash>);
 static_assert(sizeof(DevicePage) == 4 && std::is_trivially_copyable_v<DevicePage>);
@@ -267,13 +281,7 @@ Result<Ticket> Session::agree(std::uint64_t number, std::uint32_t deadline_ms) {
 Result<Ticket> Session::prefetch(LeaseId lease, std::uint32_t first, std::uint32_t count,
                                  std::optional<PrefetchPolicy> policy, std::uint32_t deadline_ms) {
   follow_daemon();
-  if (count == 0) return Error{Status::invalid_argument, "no pages to prefetch; at least 1 expected", 0};
-  if (count > kMaxPagesPerOperation) {
-    return Error{
-        Status::too_large,
-        std::to_string(count) + " pages in one operation; at most " + std::to_string(kMaxPagesPerOperation),
-        0};
-  }
+  if (const auto checked = check_range("prefetch", count); !checked) return checked.error();
   Submission s;
   s.opcode = Opcode::prefetch;
   s.deadline_ms = deadline_ms;
@@ -281,6 +289,19 @@ Result<Ticket> Session::prefetch(LeaseId lease, std::uint32_t first, std::uint32
   s.first = first;
   s.count = count;
   if (policy) s.fence = static_cast<std::uint32_t>(*policy);
+  return impl_->post(s, {}, 0);
+}
+
+Result<Ticket> Session::backup(LeaseId lease, std::uint32_t first, std::uint32_t count,
+                               std::uint32_t deadline_ms) {
+  follow_daemon();
+  if (const auto checked = check_range("back up", count); !checked) return checked.error();
+  Submission s;
+  s.opcode = Opcode::backup;
+  s.deadline_ms = deadline_ms;
+  s.sequence_or_lease = lease.value;
+  s.first = first;
+  s.count = count;
   return impl_->post(s, {}, 0);
 }
 

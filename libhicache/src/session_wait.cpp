@@ -167,9 +167,17 @@ Result<OperationResult> Session::wait_any(std::uint32_t timeout_ms) {
 void Session::report_host_pages(const HostPageCounts& counts) {
   Impl& m = *impl_;
   if (m.fork.forked()) return;
-  constexpr auto relaxed = std::memory_order_relaxed;  // figures for people: nothing depends on them
-  for (std::size_t i = 0; i < kHostPageStates; ++i) m.header->host_pages[i].store(counts.pages[i], relaxed);
-  m.header->host_page_refusals.store(counts.refused, relaxed);
+  // For people: nothing depends on it. What is posted next makes it visible to the daemon (SYNC ring).
+  constexpr auto relaxed = std::memory_order_relaxed;
+  ChannelHeader& header = *m.header;
+  for (std::size_t i = 0; i < kHostPageStates; ++i) header.host_pages[i].store(counts.pages[i], relaxed);
+  for (std::size_t i = 0; i < kShownHandles; ++i) {
+    header.host_handles[i][0].store(counts.handles[i].encode(), relaxed);
+    header.host_handles[i][1].store(counts.handles[i].key, relaxed);
+  }
+  header.last_refusal.store(counts.last_refusal.encode(), relaxed);
+  header.host_page_changes.store(counts.changes, relaxed);
+  header.host_page_refusals.store(counts.refused, relaxed);
 }
 
 void Session::raise_write_fence(std::uint32_t index, std::uint32_t value) {

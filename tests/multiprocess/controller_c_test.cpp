@@ -9,7 +9,7 @@
 
 #include "hicache/client.hpp"
 #include "tests/support/catch.hpp"
-#include "tests/support/processes.hpp"
+#include "tests/support/test_rank.hpp"
 
 namespace hicache::test {
 namespace {
@@ -31,13 +31,7 @@ class CRank {
     spec_.head_dim = 16;
     spec_.element_bytes = 2;
     spec_.tp_size = 1;
-    hicache_attach_options options{};
-    options.struct_size = sizeof options;
-    options.role = HICACHE_ROLE_RANK;
-    options.socket_path = daemon.socket_path().c_str();
-    options.engine = "c";
-    options.spec = &spec_;
-    REQUIRE(hicache_attach(&options, &session) == HICACHE_OK);
+    session = attach(daemon, HICACHE_ROLE_RANK);
     REQUIRE(hicache_buffer_create(2ull * kPages * kPieceBytes, &buffer_) == HICACHE_OK);
     const hicache_allocation allocation{hicache_buffer_fd(buffer_), 0, hicache_buffer_size(buffer_)};
     std::vector<hicache_tensor> tensors;
@@ -56,6 +50,9 @@ class CRank {
   CRank(const CRank&) = delete;
   CRank& operator=(const CRank&) = delete;
 
+  hicache_session* attach_scheduler(const TestDaemon& daemon) {
+    return attach(daemon, HICACHE_ROLE_SCHEDULER);
+  }
   hicache_controller_options options() const {
     hicache_controller_options o{};
     o.struct_size = sizeof o;
@@ -85,6 +82,18 @@ class CRank {
   hicache_controller* controller = nullptr;
 
  private:
+  hicache_session* attach(const TestDaemon& daemon, hicache_role role) {
+    hicache_attach_options options{};
+    options.struct_size = sizeof options;
+    options.role = role;
+    options.socket_path = daemon.socket_path().c_str();
+    options.engine = "c";
+    options.spec = &spec_;
+    hicache_session* attached = nullptr;
+    REQUIRE(hicache_attach(&options, &attached) == HICACHE_OK);
+    return attached;
+  }
+
   hicache_namespace spec_{};
   hicache_buffer* buffer_ = nullptr;
 };
@@ -197,9 +206,6 @@ TEST_CASE("the C interface refuses what makes no sense, and says what") {
   o.device_tokens = 5;
   CHECK(rank.create(o) == HICACHE_INVALID_ARGUMENT);
   o = rank.options();
-  o.reserved = 1;
-  CHECK(rank.create(o) == HICACHE_INVALID_ARGUMENT);
-  o = rank.options();
   o.struct_size = 8;
   CHECK(rank.create(o) == HICACHE_INVALID_ARGUMENT);
   CHECK(rank.controller == nullptr);
@@ -277,6 +283,74 @@ TEST_CASE("pages come back from storage through the C interface") {
   CHECK(hicache_controller_terminate_prefetch(c, "other", &added) == HICACHE_OK);
   CHECK(hicache_controller_release_aborted_request(c, "other") == HICACHE_OK);
   CHECK(hicache_controller_release_aborted_request(c, nullptr) == HICACHE_INVALID_ARGUMENT);
+}
+
+TEST_CASE("AC-61 an engine reads the acks of its backups through the C interface, each once") {
+  const TestDaemon daemon(R"({"storage": {"backend": "memory"}})");
+  CRank rank(daemon);
+  auto o = rank.options();
+  o.backup_acks = 4;
+  REQUIRE(rank.create(o) == HICACHE_OK);
+  hicache_controller* c = rank.controller;
+  const std::uint32_t tokens[] = {5, 6, 7, 8, 5, 6, 7, 9};
+  hicache_hash hashes[2];
+  REQUIRE(hicache_hash_chain(tokens, 8, kPageTokens, nullptr, hashes) == HICACHE_OK);
+  std::vector<std::uint64_t> device(8);
+  std::vector<std::uint64_t> host(8);
+  REQUIRE(hicache_controller_alloc(c, 8, device.data()) == HICACHE_OK);
+  REQUIRE(hicache_controller_write(c, device.data(), 8, hashes, 2, -7, host.data()) == HICACHE_OK);
+  hicache_ack ack{};
+  std::size_t count = 0;
+  CHECK(hicache_controller_take_backup_acks(c, nullptr, 1, &count) == HICACHE_INVALID_ARGUMENT);
+  REQUIRE(eventually([&] {
+    REQUIRE(hicache_controller_take_backup_acks(c, &ack, 1, &count) == HICACHE_OK);
+    return count == 1;
+  }));
+  CHECK((ack.kind == HICACHE_ACK_BACKUP && ack.status == HICACHE_OK && ack.node == -7));
+  CHECK((ack.tokens == 8 && ack.host_tokens == 8 && ack.sequence == 1));
+  REQUIRE(hicache_controller_take_backup_acks(c, &ack, 1, &count) == HICACHE_OK);
+  CHECK(count == 0);
+}
+
+TEST_CASE("an engine's scheduler pins prefixes in the pool through the C interface") {
+  const TestDaemon daemon;
+  CRank rank(daemon);
+  REQUIRE(rank.create(rank.options()) == HICACHE_OK);
+  const std::uint32_t tokens[] = {1, 2, 3, 4, 1, 2, 3, 5};
+  hicache_hash hashes[2];
+  REQUIRE(hicache_hash_chain(tokens, 8, kPageTokens, nullptr, hashes) == HICACHE_OK);
+  std::vector<std::uint64_t> device(8);
+  std::vector<std::uint64_t> host(8);
+  REQUIRE(hicache_controller_alloc(rank.controller, 8, device.data()) == HICACHE_OK);
+  REQUIRE(hicache_controller_write(rank.controller, device.data(), 8, hashes, 2, -7, host.data()) ==
+          HICACHE_OK);
+  rank.settle(1);
+  hicache_session* scheduler = rank.attach_scheduler(daemon);
+  hicache_pool_pins* pins = nullptr;
+  CHECK(hicache_pool_pins_create(nullptr, 4, 0, &pins) == HICACHE_INVALID_ARGUMENT);
+  CHECK(hicache_pool_pins_create(scheduler, 4, 0, nullptr) == HICACHE_INVALID_ARGUMENT);
+  REQUIRE(hicache_pool_pins_create(scheduler, 2, 0, &pins) == HICACHE_OK);
+  std::uint32_t pinned = 0;
+  REQUIRE(hicache_pool_pins_pin(pins, hashes, 2, 100, &pinned) == HICACHE_OK);
+  CHECK(pinned == 2);
+  CHECK(hicache_pool_pins_pin(pins, nullptr, 2, 100, nullptr) == HICACHE_INVALID_ARGUMENT);
+  CHECK(hicache_pool_pins_pin(nullptr, hashes, 2, 100, nullptr) == HICACHE_INVALID_ARGUMENT);
+  // Whatever is evicted now, these two are not.
+  TestRank::take(control(daemon.socket_path(), {"clear"}));
+  std::uint32_t leading = 0;
+  REQUIRE(hicache_probe(scheduler, hashes, 2, &leading, nullptr) == HICACHE_OK);
+  CHECK(leading == 2);
+  std::uint64_t left = 9;
+  REQUIRE(hicache_pool_pins_expire(pins, 99, &left) == HICACHE_OK);
+  CHECK(left == 2);
+  REQUIRE(hicache_pool_pins_expire(pins, 100, &left) == HICACHE_OK);
+  CHECK(left == 0);
+  TestRank::take(control(daemon.socket_path(), {"clear"}));
+  REQUIRE(hicache_probe(scheduler, hashes, 2, &leading, nullptr) == HICACHE_OK);
+  CHECK(leading == 0);
+  CHECK(hicache_pool_pins_pin(pins, hashes, 2, 100, nullptr) == HICACHE_NOT_FOUND);
+  hicache_pool_pins_destroy(pins);
+  hicache_session_destroy(scheduler);
 }
 
 TEST_CASE("an engine with a tree of its own writes, holds and loads through the C interface") {

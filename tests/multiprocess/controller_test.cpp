@@ -128,7 +128,41 @@ TEST_CASE("hicache-dump shows an engine's handles by state, and how many wrong t
   }));
   const auto json = run_program({program("hicache-dump"), solo.daemon.name(), "--json", "--ranks"});
   CHECK(json.out.find("\"refused_transitions\": 1") != std::string::npos);
+  // Which handles changed last, with the page's key, whoever else holds that page.
+  const std::string text = shown();
+  INFO(text);
+  for (const PrefixHash& hash : hashes) {
+    const std::string key = to_hex(hash).substr(0, 16);
+    CHECK(text.find("synced key " + key) != std::string::npos);
+    CHECK(json.out.find(key) != std::string::npos);
+  }
+  CHECK(text.find("backup key " + to_hex(prompt(80, 2)[1]).substr(0, 16)) != std::string::npos);
   require_clean(solo.daemon);
+}
+
+TEST_CASE("a wrong transition is in the daemon's records and counters, also when the engine is gone") {
+  auto solo = std::make_unique<Solo>();
+  const auto hashes = prompt(82, 2);
+  const auto synced = solo->controller().write(solo->r.compute(hashes), hashes, 1);
+  solo->r.acks(1);
+  const auto page = (*synced)[4] / 4;
+  CHECK_FALSE(solo->controller().evict_host(std::span(*synced).last(4), true).ok());
+  CHECK_FALSE(solo->controller().evict_host(*synced, true).ok());
+  CHECK_FALSE(solo->controller().evict_host(std::span(*synced).last(4), true).ok());
+  // The rank leaves before another step tells the daemon: it looks when the rank is lost.
+  solo->r.rank.session().report_host_pages(solo->controller().host_pages().counts());
+  solo->r.rank.detach();
+  const auto dump = [&](const char* what) {
+    return run_program({program("hicache-dump"), solo->daemon.name(), what}).out;
+  };
+  const std::string wanted =
+      "refused_transition evict_host of host page " + std::to_string(page) + " that is synced";
+  REQUIRE(eventually([&] { return dump("--ops").find(wanted) != std::string::npos; }));
+  INFO(dump("--ops"));
+  CHECK(dump("--ops").find("count 3") != std::string::npos);
+  const auto status = TestRank::take(control(solo->daemon.socket_path(), {"status"}, kPatienceMs));
+  CHECK(status.find("\"refused_transitions\":3") != std::string::npos);
+  require_clean(solo->daemon);
 }
 
 TEST_CASE("loads that start together are one batch with one fence, by priority, and one ack") {

@@ -7,7 +7,7 @@
 #include <sstream>
 
 #include "tests/support/catch.hpp"
-#include "tests/support/test_rank.hpp"
+#include "tests/support/storage_daemon.hpp"
 #include "tools/top/screen.hpp"
 
 namespace hicache::test {
@@ -100,6 +100,39 @@ TEST_CASE("hicache-top shows the daemon, its pages and its ranks, and ends after
       run_program({program("hicache-top"), daemon.name(), "--count", "1", "--interval", "0.1"});
   CHECK(dead.status.exited_with(0));
   CHECK(dead.out.find(": dead (pid ") != std::string::npos);
+}
+
+TEST_CASE(
+    "hicache-top shows storage: breaker, hits, what waits and what was lost; nothing where there is none") {
+  const auto top = [](const TestDaemon& daemon) {
+    return run_program({program("hicache-top"), daemon.name(), "--count", "1", "--interval", "0.1"}).out;
+  };
+  {
+    const TestDaemon without;
+    CHECK(top(without).find("storage") == std::string::npos);
+  }
+  const StallFile stall;
+  StorageDaemon rig(R"({"memory": {"stall_while": ")" + stall.path() +
+                    R"("}, "batch_deadline_ms": 30, "breaker_failures": 1, "breaker_suspend_ms": 600000})");
+  TestRank rank(rig.daemon(), "engine", 0, small_spec(Attention::mha, 1));
+  const auto hashes = prompt(1, 5);
+  rig.store(rank, 1, hashes);
+  const auto reserved = rank.run(rank.session().reserve(2, hashes));
+  REQUIRE(rank.run(rank.session().prefetch(reserved.lease, 0, 5, PrefetchPolicy::wait_complete)).written ==
+          5);
+  std::string shown = top(rig.daemon());
+  INFO(shown);
+  CHECK(shown.find("storage  attached, suspended 0 times") != std::string::npos);
+  CHECK(shown.find("since start 100.0 %") != std::string::npos);
+  CHECK(shown.find("pages backed up 5, fetched 5; not backed up 0") != std::string::npos);
+  stall.begin();
+  REQUIRE(write_prompt(rank, 3, prompt(2, 4)) == 4);
+  REQUIRE(eventually([&] { return rig.counter("storage_suspensions") == 1; }));
+  shown = top(rig.daemon());
+  CHECK(shown.find("storage  suspended, suspended 1 times") != std::string::npos);
+  CHECK(shown.find("not backed up 4") != std::string::npos);
+  CHECK(shown.find("late batches 1") != std::string::npos);
+  stall.end();
 }
 
 TEST_CASE("hicache-top names a daemon that does not exist") {

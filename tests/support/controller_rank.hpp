@@ -19,7 +19,8 @@ namespace hicache::test {
 struct ControllerRank {
   ControllerRank(const TestDaemon& daemon, std::uint32_t tp_rank, const NamespaceSpec& spec,
                  PrefixTreeOptions tree_options = {}, std::uint32_t deadline_ms = 0,
-                 std::uint64_t host_tokens = 4096, const std::string& engine = "engine")
+                 std::uint64_t host_tokens = 4096, const std::string& engine = "engine",
+                 std::uint32_t backup_acks = 0)
       : rank(daemon, engine, tp_rank, spec),
         device(TestRank::take(
             TokenSlots::create(std::uint64_t{TestRank::kDevicePages} * spec.page_tokens, spec.page_tokens))) {
@@ -28,6 +29,7 @@ struct ControllerRank {
     options.host_tokens = host_tokens;
     options.deadline_ms = deadline_ms;
     options.answer_timeout_ms = kPatienceMs;
+    options.backup_acks = backup_acks;
     controller = TestRank::take(HiCacheController::create(rank.session(), *device, options));
     tree_options.page_tokens = spec.page_tokens;
     tree = std::make_unique<PrefixTree>(tree_options, *controller);

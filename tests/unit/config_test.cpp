@@ -72,7 +72,7 @@ TEST_CASE("a configuration in which every key differs from its default survives 
     "storage": {"backend": "memory", "prefetch_threshold_tokens": 1, "prefetch_policy": "best_effort",
                 "prefetch_timeout_base_ms": 2, "prefetch_timeout_per_ki_token_ms": 3,
                 "prefetch_timeout_max_ms": 4, "prefetch_capacity": 0.25, "backup_policy": "write_back",
-                "backup_uses": 5, "backup_queue_pages": 6, "read_batches": 7, "write_batches": 8,
+                "backup_uses": 5, "backup_queue_pages": 6, "dirty_eviction": "write_back", "read_batches": 7, "write_batches": 8,
                 "batch_deadline_ms": 9, "breaker_failures": 10, "breaker_suspend_ms": 11},
     "log": {"level": "debug", "file": "/tmp/log"}})");
   // What a backend's settings may hold is known when it is made.

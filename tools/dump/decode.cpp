@@ -43,7 +43,7 @@ std::string lease_state_text(std::uint32_t s) {
 }
 std::string event_text(std::uint32_t e) {
   static constexpr const char* kNames[] = {"none",   "submit", "complete", "attach",
-                                           "detach", "lost",   "control"};
+                                           "detach", "lost",   "control",  "refused_transition"};
   return e < std::size(kNames) ? kNames[e] : invalid(e);
 }
 std::string role_text(std::uint32_t r) {
@@ -56,6 +56,12 @@ std::string hex(const A64 (&words)[4]) {
   PrefixHash h;
   for (std::size_t i = 0; i < 4; ++i) h.words[i] = get(words[i]);
   return to_hex(h);
+}
+
+std::string key_start(std::uint64_t word) {
+  PrefixHash h;
+  h.words[0] = word;
+  return to_hex(h).substr(0, 16);
 }
 
 HeaderRow decode_header(const RegionHeader& h) {
@@ -145,6 +151,9 @@ std::vector<ClientRow> decode_clients(const ConstTables& t) {
     }
     r.host_pages.refused = get(e.host_page_refusals);
     r.maps_pool = get(e.pool_tag) != 0;
+    for (std::size_t n = 0; n < kShownHandles; ++n) {
+      r.host_pages.handles[n] = HostHandle::decode(get(e.host_handles[n][0]), get(e.host_handles[n][1]));
+    }
     rows.push_back(std::move(r));
   }
   return rows;
@@ -254,6 +263,12 @@ Operations decode_operations(const ConstTables& t) {
     r.opcode = opcode < kOpcodeCount ? std::string(to_string(static_cast<Opcode>(opcode))) : invalid(opcode);
     r.status = status < kStatusCount ? std::string(to_string(static_cast<Status>(status))) : invalid(status);
     r.event = event_text(get(e.event));
+    if (get(e.event) == static_cast<std::uint32_t>(FlightEvent::refused_transition)) {
+      const auto refused = RefusedTransition::decode(r.user_data);
+      r.opcode = to_string(refused.call);
+      r.status = to_string(refused.state);
+      r.detail = refused.page;
+    }
     out.rows.push_back(std::move(r));
   }
   std::sort(out.rows.begin(), out.rows.end(),

@@ -46,6 +46,8 @@ struct ClientRow {
   HostPageCounts host_pages;  // all zero: no controller
   bool maps_pool = false;     // io_backend kernel
 };
+// The first 16 digits of a page's key, from the first word of its hash.
+std::string key_start(std::uint64_t word);
 std::vector<ClientRow> decode_clients(const ConstTables& t);
 
 struct GroupRow {

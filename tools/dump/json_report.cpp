@@ -114,6 +114,12 @@ Json host_pages_json(const ClientRow& client) {
     json[std::string(to_string(static_cast<HostPageState>(i)))] = client.host_pages.pages[i];
   }
   json["refused_transitions"] = client.host_pages.refused;
+  json["changed_last"] = Json::array();
+  for (const HostHandle& handle : client.host_pages.handles) {
+    if (handle.state == HostPageState::idle) continue;
+    json["changed_last"].push_back(
+        {{"host_page", handle.page}, {"state", to_string(handle.state)}, {"key", key_start(handle.key)}});
+  }
   return json;
 }
 

@@ -127,6 +127,11 @@ void write_host_pages(Output& out, const ClientRow& client) {
   }
   if (handles == 0) return;
   out.line("host pages  client {}{} refused transitions {}", client.slot, states, client.host_pages.refused);
+  for (const HostHandle& handle : client.host_pages.handles) {
+    if (handle.state == HostPageState::idle) continue;
+    out.line("handle      client {} '{}' host page {} {} key {}", client.slot, client.engine, handle.page,
+             to_string(handle.state), key_start(handle.key));
+  }
 }
 
 void write_ranks(Output& out, const ConstTables& t) {
@@ -206,6 +211,14 @@ void write_operations(Output& out, const ConstTables& t) {
   for (const OperationRow& o : operations.rows) {
     if (out.closed()) return;
     const auto age_ms = static_cast<double>(static_cast<std::int64_t>(newest - o.time_ns)) / 1e6;
+    if (o.event == "refused_transition") {
+      out.line(
+          "op          {} {:.3f} ms before the last turn: {} {} of host page {} that is {}, client {} gen {} "
+          "count {}",
+          o.sequence, age_ms, o.event, o.opcode, static_cast<std::int32_t>(o.detail), o.status,
+          static_cast<std::int32_t>(o.client), o.client_generation, o.count);
+      continue;
+    }
     out.line(
         "op          {} {:.3f} ms before the last turn: {} {} {} client {} gen {} lease {:#x} count {} "
         "detail {} "

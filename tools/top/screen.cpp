@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <string_view>
 #include <vector>
 
 #include "tools/dump/config_view.hpp"
@@ -23,6 +25,48 @@ std::string bar(double share) {
 
 double giga(double bytes) {
   return bytes / 1e9;
+}
+
+std::string_view storage_state(std::uint64_t gauge) {
+  constexpr std::string_view names[] = {"none", "attached", "suspended"};
+  return gauge < std::size(names) ? names[gauge] : "unknown";
+}
+
+double milliseconds(double us, double batches) {
+  return batches > 0 ? us / batches / 1000 : 0.0;
+}
+
+// The storage tier; nothing for a daemon that has none and never had.
+void add_storage(std::vector<std::string>& lines, const Reading& r, const Rates& rates) {
+  const std::uint64_t state = r.counter(Counter::storage_state);
+  const auto since_start = [&r](Counter c) { return static_cast<double>(r.counter(c)); };
+  if (state == 0 && r.counter(Counter::storage_queried) == 0 && r.counter(Counter::backups) == 0) return;
+  const double asked = rates.rate(Counter::storage_queried);
+  const double found = rates.rate(Counter::storage_hits);
+  lines.push_back(fmt::format(
+      "storage  {}, suspended {} times   hits {:.1f} %, {:.0f} of {:.0f} pages/s; since start {:.1f} %",
+      storage_state(state), r.counter(Counter::storage_suspensions), percent(found, asked), found, asked,
+      percent(since_start(Counter::storage_hits), since_start(Counter::storage_queried))));
+  lines.push_back(
+      fmt::format("         read {:.2f} GB/s ({:.1f} ms a batch), wrote {:.2f} GB/s ({:.1f} ms a batch); "
+                  "waiting for backup {}, "
+                  "being stored {}, prefetching {} pages",
+                  giga(rates.rate(Counter::bytes_prefetched)),
+                  milliseconds(rates.rate(Counter::storage_read_us), rates.rate(Counter::storage_reads)),
+                  giga(rates.rate(Counter::bytes_backed_up)),
+                  milliseconds(rates.rate(Counter::storage_write_us), rates.rate(Counter::storage_writes)),
+                  r.counter(Counter::backup_queue_pages), r.counter(Counter::storing_pages),
+                  r.counter(Counter::prefetching_pages)));
+  lines.push_back(
+      fmt::format("         since start: pages backed up {}, fetched {}; not backed up {}, not fetched {}, "
+                  "damaged {}, late "
+                  "batches {}, evicted dirty {}",
+                  r.counter(Counter::backed_up), r.counter(Counter::prefetched),
+                  r.counter(Counter::backup_full) + r.counter(Counter::backup_no_storage) +
+                      r.counter(Counter::backup_gone) + r.counter(Counter::backup_no_space) +
+                      r.counter(Counter::backup_timed_out) + r.counter(Counter::backup_failed),
+                  r.counter(Counter::prefetch_failed), r.counter(Counter::storage_corrupt),
+                  r.counter(Counter::storage_late), r.counter(Counter::evicted_dirty)));
 }
 
 }  // namespace
@@ -62,6 +106,7 @@ std::string screen(const Reading& r, const Rates& rates, std::size_t rows) {
       rates.rate(Counter::reserves), rates.rate(Counter::operations), rates.rate(Counter::operations_failed),
       r.counter(Counter::timed_out), r.counter(Counter::divergences), r.counter(Counter::lost_clients),
       r.counter(Counter::checksum_mismatches)));
+  add_storage(lines, r, rates);
   line("");
   line(fmt::format("{:<20} {:<10} {:>4} {:>8} {:>9} {:>9} {:>10} {:>8} {:>7} {:>8}", "ENGINE", "ROLE", "RANK",
                    "PID", "STATE", "OPS/S", "WRITE GB/S", "LOAD GB/S", "FLYING", "ERRORS"));

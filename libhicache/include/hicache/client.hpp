@@ -87,13 +87,14 @@ struct OperationResult {
   Opcode opcode = Opcode::none;
   Status status = Status::ok;
   LeaseId lease;
-  std::uint32_t hits = 0;     // reserve; prefetch: pages that storage had
-  std::uint32_t written = 0;  // write: pages published by it, counted once per group; prefetch: that came
+  std::uint32_t hits = 0;  // reserve; prefetch: pages that storage had
+  // write: pages published by it, counted once per group; prefetch: that came; backup: that storage holds
+  std::uint32_t written = 0;
   // write, prefetch: pages that were ready already, or came from elsewhere; reserve: leading pages present,
   // more than hits where states are missing (hybrid models)
   std::uint32_t present = 0;
   std::uint32_t filling = 0;  // write: pages that another lease was filling; check_prefetch: 0 = it has ended
-  std::uint32_t dropped = 0;  // write: pages not kept; prefetch: pages that did not come
+  std::uint32_t dropped = 0;  // write, backup: pages not kept; prefetch: pages that did not come
   std::uint64_t bytes = 0;    // write, load: bytes copied for this rank
   std::uint64_t operation_sequence = 0;  // the daemon's global order
   std::uint64_t agreed = 0;              // agree: the group's last sequence that has ended
@@ -186,6 +187,15 @@ class HICACHE_EXPORT Session {
   // As check_prefetch, and the answer is yes: what has not come by now is given up.
   Result<Ticket> end_prefetch(LeaseId lease, std::uint32_t number, std::uint32_t deadline_ms = 0);
 
+  // The acknowledgement of a backup: ends, once, when for each page [first, first + count) of the lease's
+  // request it is known whether storage holds it (`written`) or not (`dropped`). Pages that are still being
+  // filled are waited for; those that are ready, not in storage and not on their way there are queued, unless
+  // the daemon's backup policy is none. All ranks that ask for the same range get the same answer. The lease
+  // may be released meanwhile: nothing of the group waits for storage. Ends with again when more is asked
+  // than the daemon keeps track of, and with timed_out while storage is silent.
+  Result<Ticket> backup(LeaseId lease, std::uint32_t first, std::uint32_t count,
+                        std::uint32_t deadline_ms = 0);
+
   // Next completion if there is one. After the daemon was lost: every operation still open ends once with
   // daemon_lost (with pages_busy, and pages_returned once its copies are proved over, where they may still
   // run), then nothing. When the daemon is stopped or hung, operations end with timed_out a quarter second
@@ -219,7 +229,7 @@ class HICACHE_EXPORT Session {
   Outcome load_result(const LayerFence& fence, std::uint32_t timeout_ms);
 
   // Tells people who look at the region (hicache-dump) how many host pages of this rank's controller are in
-  // which state. Costs a few stores.
+  // which state, which changed last, and what was refused. The daemon reads it at the next agreement.
   void report_host_pages(const HostPageCounts& counts);
 
   // ok, or why the session has ended. Cheap; looks at the socket at most every few milliseconds.

@@ -267,7 +267,8 @@ typedef enum {
   HICACHE_OP_AGREE = 6,
   HICACHE_OP_PREFETCH = 7,
   HICACHE_OP_CHECK_PREFETCH = 8,
-  HICACHE_OP_END_PREFETCH = 9
+  HICACHE_OP_END_PREFETCH = 9,
+  HICACHE_OP_BACKUP = 10
 } hicache_opcode;
 
 /* When a prefetch counts as done, besides the arrival of its last page. */
@@ -342,6 +343,13 @@ HICACHE_EXPORT hicache_status hicache_end_prefetch(hicache_session* session, hic
                                                    uint32_t number, uint32_t deadline_ms,
                                                    hicache_ticket* ticket);
 
+/* The acknowledgement of a backup: ends, once, when for each page [first, first + count) of the lease's
+ * request it is known whether storage holds it (`written`) or not (`dropped`). Pages that are ready, not in
+ * storage and not on their way there are queued, unless the daemon's backup policy is none. The lease may be
+ * released meanwhile. */
+HICACHE_EXPORT hicache_status hicache_backup(hicache_session* session, hicache_lease lease, uint32_t first,
+                                             uint32_t count, uint32_t deadline_ms, hicache_ticket* ticket);
+
 /* How an operation ended: exactly one per ticket, except that one with `pages_busy` is followed by one with
  * `pages_returned`. */
 typedef struct {
@@ -350,11 +358,12 @@ typedef struct {
   hicache_ticket ticket;
   hicache_lease lease;
   hicache_status status;
-  uint32_t hits;               /* reserve: leading pages present and pinned; prefetch: that storage had */
-  uint32_t written;            /* write: pages published by it, counted once per group; prefetch: that came */
+  uint32_t hits; /* reserve: leading pages present and pinned; prefetch: that storage had */
+  /* write: pages published by it, counted once per group; prefetch: that came; backup: that storage holds */
+  uint32_t written;
   uint32_t present;            /* write, prefetch: pages that were ready already, or came from elsewhere */
   uint32_t filling;            /* write: another lease was filling them; check_prefetch: 0 = it has ended */
-  uint32_t dropped;            /* write: pages not kept; prefetch: pages that did not come */
+  uint32_t dropped;            /* write, backup: pages not kept; prefetch: pages that did not come */
   uint64_t bytes;              /* write, load: bytes copied for this rank */
   uint64_t operation_sequence; /* the daemon's global order */
   uint32_t pages_busy;     /* 1: a copy may still touch the device pages, keep them until pages_returned */

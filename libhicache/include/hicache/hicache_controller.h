@@ -28,7 +28,7 @@ typedef struct hicache_controller_options {
   uint32_t load_back_threshold; /* tokens; 0 = 10 */
   uint32_t deadline_ms;         /* of operations; 0 = the daemon's default */
   uint32_t answer_timeout_ms;   /* 0 = 30,000 */
-  uint32_t reserved;            /* 0 */
+  uint32_t backup_acks; /* writes that may wait for their backup's ack at a time; 0 = none is asked for */
 } hicache_controller_options;
 
 /* The session must have its buffers registered, outlive the controller, and serve nothing else. `spec` is the
@@ -173,7 +173,7 @@ HICACHE_EXPORT hicache_status hicache_controller_evict_device_slots(hicache_cont
 HICACHE_EXPORT hicache_status hicache_controller_evict_host_slots(hicache_controller* controller,
                                                                   const uint64_t* host_slots, size_t count);
 
-typedef enum { HICACHE_ACK_LOAD = 0, HICACHE_ACK_WRITE = 1 } hicache_ack_kind;
+typedef enum { HICACHE_ACK_LOAD = 0, HICACHE_ACK_WRITE = 1, HICACHE_ACK_BACKUP = 3 } hicache_ack_kind;
 typedef struct hicache_ack {
   uint32_t kind;        /* hicache_ack_kind */
   int32_t status;       /* hicache_status: HICACHE_OK, or not everything is where it should be */
@@ -181,11 +181,40 @@ typedef struct hicache_ack {
   uint64_t sequence;    /* the group's */
   uint64_t epoch;       /* grows with every reset */
   uint64_t tokens;      /* of the operation, the whole batch */
-  uint64_t host_tokens; /* write: leading tokens that the host holds now */
+  uint64_t host_tokens; /* write: leading tokens that the host holds now; backup: tokens that storage holds */
 } hicache_ack;
 /* As check_events, and tells what has ended: at most `capacity` acks now, the rest with the next calls. */
 HICACHE_EXPORT hicache_status hicache_controller_take_acks(hicache_controller* controller, hicache_ack* acks,
                                                            size_t capacity, size_t* count);
+
+/* With hicache_controller_options.backup_acks: the acks of backups that have ended, one for each write (and
+ * each of its nodes), at most `capacity` now. Every rank gets the same ones, but not at the same call: no
+ * decision may depend on when. When the daemon is lost, each that is open comes once with HICACHE_DAEMON_LOST
+ * before the call fails. */
+HICACHE_EXPORT hicache_status hicache_controller_take_backup_acks(hicache_controller* controller,
+                                                                  hicache_ack* acks, size_t capacity,
+                                                                  size_t* count);
+
+/* --- Prefixes that stay in the daemon's pool for a time, up to a number of pages. Held by a session of its
+ * own, attached as the engine's scheduler: nothing of the ranks waits for them, and they end with it. One
+ * thread. */
+typedef struct hicache_pool_pins hicache_pool_pins;
+/* `session` outlives the pins and serves nothing else that reserves. `timeout_ms`: how long a call waits for
+ * the daemon; 0 = 10,000. */
+HICACHE_EXPORT hicache_status hicache_pool_pins_create(hicache_session* session, uint64_t max_pages,
+                                                       uint32_t timeout_ms, hicache_pool_pins** pins);
+/* Gives everything back. */
+HICACHE_EXPORT void hicache_pool_pins_destroy(hicache_pool_pins* pins);
+/* Keeps the leading pages of this prefix that the pool has now until `until`, a clock of the caller's;
+ * `pages` (may be NULL) becomes their number. HICACHE_NOT_FOUND: there are none. HICACHE_NO_SPACE: more than
+ * max_pages.
+ */
+HICACHE_EXPORT hicache_status hicache_pool_pins_pin(hicache_pool_pins* pins, const hicache_hash* hashes,
+                                                    size_t count, uint64_t until, uint32_t* pages);
+/* Gives back every pin whose time has come; `pages` (may be NULL) becomes the number of pages still pinned.
+ */
+HICACHE_EXPORT hicache_status hicache_pool_pins_expire(hicache_pool_pins* pins, uint64_t now,
+                                                       uint64_t* pages);
 
 typedef enum {
   HICACHE_HOST_PAGE_IDLE = 0,

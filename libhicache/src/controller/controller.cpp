@@ -125,6 +125,9 @@ Outcome HiCacheController::start_write(QueuedWrite queued) {
   } else {
     flight.refused = copy.status();
   }
+  if (copy && options_.backup_acks > 0) {
+    ask_about_backup(flight, first, static_cast<std::uint32_t>(queued.pages.size()));
+  }
   release(flight);
   return failure_ ? Outcome(*failure_) : success();
 }

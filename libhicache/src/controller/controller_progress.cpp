@@ -277,6 +277,7 @@ Outcome HiCacheController::end_without_daemon() {
   }
   results_.clear();
   in_flight_.clear();
+  backups_.clear();  // they have ended with the session, and nobody is told
   return success();
 }
 
@@ -287,6 +288,7 @@ Outcome HiCacheController::reset(ResetTiers tiers) {
     if (InFlight* flight = find(queued.sequence)) release(*flight);
   }
   end_prefetches();
+  forget_backups();
   // Their acks belong to the old epoch: nobody gets them.
   if (!failure_) static_cast<void>(drain());
   if (failure_) {

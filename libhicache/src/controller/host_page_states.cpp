@@ -24,19 +24,46 @@ HostPageCounts HostPageStates::counts() const {
     counts.pages[i] = static_cast<std::uint32_t>(std::min(counts_[i], kMost));
   }
   counts.refused = static_cast<std::uint32_t>(std::min(refused_, kMost));
+  counts.last_refusal = refusal_;
+  counts.changes = changes_;
+  std::size_t shown = 0;
+  const std::uint32_t known = std::min(changes_, kRecent);
+  for (std::uint32_t back = 1; back <= known && shown < kShownHandles; ++back) {
+    const std::uint32_t number = recent_[(changes_ - back) % kRecent];
+    const Page& page = pages_[number];
+    if (page.state == HostPageState::idle) continue;
+    const auto end = counts.handles.begin() + static_cast<std::ptrdiff_t>(shown);
+    const bool twice = std::any_of(counts.handles.begin(), end,
+                                   [&](const HostHandle& other) { return other.page == number; });
+    if (!twice) counts.handles[shown++] = {number, page.state, page.hash.words[0]};
+  }
   return counts;
 }
 
-Error HostPageStates::refuse(Status status, std::string text) {
+Error HostPageStates::refuse(Status status, HostPageCall call, const std::string& text) {
   ++refused_;
-  last_refusal_ = text;
-  return Error{status, std::move(text), 0};
+  refusal_ = RefusedTransition{};
+  refusal_.call = call;
+  last_refusal_ = std::string(to_string(call)) + ": " + text;
+  return Error{status, last_refusal_, 0};
+}
+
+// A handle that is in another state than the call needs.
+Error HostPageStates::refuse(HostPageCall call, std::uint64_t page, HostPageState expected) {
+  ++refused_;
+  const HostPageState state = pages_[page].state;
+  refusal_ = {call, state, static_cast<std::uint32_t>(page)};
+  last_refusal_ = "Inconsistent states: " + std::string(to_string(call)) + " of host page " +
+                  std::to_string(page) + " that is " + std::string(to_string(state)) + ", expected " +
+                  std::string(to_string(expected));
+  return Error{Status::invalid_argument, last_refusal_, 0};
 }
 
 void HostPageStates::set(Page& page, HostPageState state) {
   --counts_[static_cast<std::size_t>(page.state)];
   page.state = state;
   ++counts_[static_cast<std::size_t>(state)];
+  recent_[changes_++ % kRecent] = static_cast<std::uint32_t>(&page - pages_.data());
 }
 
 Result<std::vector<std::uint64_t>> HostPageStates::pages_of(std::span<const std::uint64_t> slots) const {
@@ -70,53 +97,49 @@ Result<std::vector<std::uint64_t>> HostPageStates::alloc(std::span<const PrefixH
 }
 
 Outcome HostPageStates::free(std::span<const std::uint64_t> slots) {
+  constexpr HostPageCall call = HostPageCall::free;
   const auto pages = pages_of(slots);
-  if (!pages) return refuse(pages.status(), "free: " + pages.error().message);
+  if (!pages) return refuse(pages.status(), call, pages.error().message);
   for (const std::uint64_t page : *pages) {
-    if (pages_[page].state == HostPageState::protected_io) {
-      return refuse(Status::busy, "free: host page " + std::to_string(page) + " is in a copy");
-    }
+    if (pages_[page].state != HostPageState::protected_io) continue;
+    const auto refused = refuse(Status::busy, call, "host page " + std::to_string(page) + " is in a copy");
+    refusal_.state = HostPageState::protected_io;
+    refusal_.page = static_cast<std::uint32_t>(page);
+    return refused;
   }
   if (const auto freed = slots_->free(slots); !freed) {
-    return refuse(freed.status(), "free: " + freed.error().message);
+    return refuse(freed.status(), call, freed.error().message);
   }
   for (const std::uint64_t page : *pages) set(pages_[page], HostPageState::idle);
   return success();
 }
 
 Outcome HostPageStates::free_backup(std::span<const std::uint64_t> slots) {
+  constexpr HostPageCall call = HostPageCall::evict_host;
   const auto pages = pages_of(slots);
-  if (!pages) return refuse(pages.status(), "evict_host: " + pages.error().message);
+  if (!pages) return refuse(pages.status(), call, pages.error().message);
   for (const std::uint64_t page : *pages) {
-    if (pages_[page].state == HostPageState::backup) continue;
-    return refuse(Status::invalid_argument,
-                  "Inconsistent states: evict_host of host page " + std::to_string(page) + " that is " +
-                      std::string(to_string(pages_[page].state)) + ", expected backup");
+    if (pages_[page].state != HostPageState::backup) return refuse(call, page, HostPageState::backup);
   }
   return free(slots);
 }
 
 Outcome HostPageStates::clear() {
   if (pages_in(HostPageState::protected_io) > 0) {
-    return refuse(Status::busy, "clear: " + std::to_string(pages_in(HostPageState::protected_io)) +
-                                    " host pages are in copies");
+    return refuse(Status::busy, HostPageCall::clear,
+                  std::to_string(pages_in(HostPageState::protected_io)) + " host pages are in copies");
   }
   slots_->clear();
   for (Page& page : pages_) set(page, HostPageState::idle);
   return success();
 }
 
-Outcome HostPageStates::change(std::string_view call, std::span<const std::uint64_t> slots,
-                               HostPageState from, HostPageState to) {
+Outcome HostPageStates::change(HostPageCall call, std::span<const std::uint64_t> slots, HostPageState from,
+                               HostPageState to) {
   const auto pages = pages_of(slots);
-  if (!pages) return refuse(pages.status(), std::string(call) + ": " + pages.error().message);
+  if (!pages) return refuse(pages.status(), call, pages.error().message);
   for (const std::uint64_t page : *pages) {
-    if (pages_[page].state != from) {
-      return refuse(Status::invalid_argument, "Inconsistent states: " + std::string(call) + " of host page " +
-                                                  std::to_string(page) + " that is " +
-                                                  std::string(to_string(pages_[page].state)) + ", expected " +
-                                                  std::string(to_string(from)));
-    }
+    if (pages_[page].state != from) return refuse(call, page, from);
   }
   for (const std::uint64_t page : *pages) {
     if (to == HostPageState::protected_io) pages_[page].before = from;
@@ -126,22 +149,22 @@ Outcome HostPageStates::change(std::string_view call, std::span<const std::uint6
 }
 
 Outcome HostPageStates::protect_write(std::span<const std::uint64_t> slots) {
-  return change("protect_write", slots, HostPageState::reserved, HostPageState::protected_io);
+  return change(HostPageCall::protect_write, slots, HostPageState::reserved, HostPageState::protected_io);
 }
 Outcome HostPageStates::protect_load(std::span<const std::uint64_t> slots) {
-  return change("protect_load", slots, HostPageState::backup, HostPageState::protected_io);
+  return change(HostPageCall::protect_load, slots, HostPageState::backup, HostPageState::protected_io);
 }
 Outcome HostPageStates::complete_io(std::span<const std::uint64_t> slots) {
-  return change("complete_io", slots, HostPageState::protected_io, HostPageState::synced);
+  return change(HostPageCall::complete_io, slots, HostPageState::protected_io, HostPageState::synced);
 }
 Outcome HostPageStates::update_backup(std::span<const std::uint64_t> slots) {
-  return change("update_backup", slots, HostPageState::synced, HostPageState::backup);
+  return change(HostPageCall::update_backup, slots, HostPageState::synced, HostPageState::backup);
 }
 Outcome HostPageStates::update_synced(std::span<const std::uint64_t> slots) {
-  return change("update_synced", slots, HostPageState::backup, HostPageState::synced);
+  return change(HostPageCall::update_synced, slots, HostPageState::backup, HostPageState::synced);
 }
 Outcome HostPageStates::update_prefetch(std::span<const std::uint64_t> slots) {
-  return change("update_prefetch", slots, HostPageState::reserved, HostPageState::backup);
+  return change(HostPageCall::update_prefetch, slots, HostPageState::reserved, HostPageState::backup);
 }
 
 void HostPageStates::forget_device() {
@@ -151,13 +174,12 @@ void HostPageStates::forget_device() {
 }
 
 Outcome HostPageStates::abort_io(std::span<const std::uint64_t> slots) {
+  constexpr HostPageCall call = HostPageCall::abort_io;
   const auto pages = pages_of(slots);
-  if (!pages) return refuse(pages.status(), "abort_io: " + pages.error().message);
+  if (!pages) return refuse(pages.status(), call, pages.error().message);
   for (const std::uint64_t page : *pages) {
     if (pages_[page].state != HostPageState::protected_io) {
-      return refuse(Status::invalid_argument,
-                    "Inconsistent states: abort_io of host page " + std::to_string(page) + " that is " +
-                        std::string(to_string(pages_[page].state)) + ", expected protected");
+      return refuse(call, page, HostPageState::protected_io);
     }
   }
   for (const std::uint64_t page : *pages) set(pages_[page], pages_[page].before);

@@ -43,6 +43,9 @@ struct ControllerOptions {
   std::uint32_t deadline_ms = 0;             // of operations; 0 = the daemon's default
   std::uint32_t answer_timeout_ms = 30'000;  // after which the daemon counts as not answering
   StateSlots* states = nullptr;              // needed for trailing pools; must outlive the controller
+  // How many writes may wait at a time for the ack that tells what storage keeps of them; 0: none is asked
+  // for, and backups cost this rank nothing. The same on all ranks.
+  std::uint32_t backup_acks = 0;
 };
 
 // How a prefetch stands.
@@ -110,6 +113,14 @@ class HICACHE_EXPORT HiCacheController : public TreeTier {
   // The request will not run: ends its prefetch, if it has one.
   Outcome release_aborted_request(const std::string& request);
   [[nodiscard]] std::size_t ongoing_prefetches() const { return prefetches_.size(); }
+  // With ControllerOptions::backup_acks: the acks of backups that have ended since the last call, one for
+  // each write, in the order in which they ended. `host_tokens` is what storage holds of it, not always its
+  // leading tokens; `status` ok when that is all, dropped when it is not, again when too many were waiting
+  // already, else why it is not known. They come when storage has answered: every rank gets the same ones,
+  // but not at the same call, so that no decision may depend on when. When the daemon is lost, each that is
+  // still open comes once with daemon_lost before the call returns the error.
+  Result<std::vector<HiCacheAck>> take_backup_acks();
+  [[nodiscard]] std::size_t open_backups() const { return backups_.size(); }
 
   // --- ends
   // Once per scheduling step, on every rank: the acks of what has ended for the whole group. Does not wait
@@ -177,8 +188,22 @@ class HICACHE_EXPORT HiCacheController : public TreeTier {
     std::vector<PrefixHash> chain;
   };
 
+  // Acks of backups that wait for take_backup_acks; an engine that does not take them loses further ones.
+  static constexpr std::size_t kMaxUntakenAcks = 65536;
+
+  // A write whose backup was asked about.
+  struct BackingUp {
+    Ticket ticket;
+    HiCacheAck ack;
+    bool forgotten = false;  // of an epoch before a reset: nobody gets it
+  };
+
   HiCacheController(Session& session, TokenSlots& device, const ControllerOptions& options,
                     std::unique_ptr<HostPageStates> host);
+
+  // controller_backups.cpp
+  void ask_about_backup(const InFlight& flight, std::uint32_t first, std::uint32_t count);
+  void forget_backups();
 
   // controller_prefetch.cpp
   Result<PrefetchProgress> ask_about(const std::string& request, bool end);
@@ -219,6 +244,8 @@ class HICACHE_EXPORT HiCacheController : public TreeTier {
   std::unordered_map<std::uint64_t, OperationResult> results_;  // read, not asked for yet
   std::unordered_set<std::uint64_t> busy_;                      // ended tickets whose pages a copy may touch
   std::map<std::string, Prefetching> prefetches_;               // by request
+  std::deque<BackingUp> backups_;                               // by sequence
+  std::vector<HiCacheAck> backup_acks_;                         // ended, not taken
   std::uint64_t prefetch_sequence_ = 0;                         // of the order apart
   std::uint64_t next_sequence_ = 1;
   std::uint64_t agreement_ = 0;

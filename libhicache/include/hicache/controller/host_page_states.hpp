@@ -17,7 +17,6 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "hicache/export.h"
@@ -78,9 +77,10 @@ class HICACHE_EXPORT HostPageStates {
   explicit HostPageStates(std::unique_ptr<TokenSlots> slots);
   // Page numbers of whole pages; refused otherwise.
   Result<std::vector<std::uint64_t>> pages_of(std::span<const std::uint64_t> slots) const;
-  Outcome change(std::string_view call, std::span<const std::uint64_t> slots, HostPageState from,
+  Outcome change(HostPageCall call, std::span<const std::uint64_t> slots, HostPageState from,
                  HostPageState to);
-  Error refuse(Status status, std::string text);
+  Error refuse(Status status, HostPageCall call, const std::string& text);
+  Error refuse(HostPageCall call, std::uint64_t page, HostPageState expected);
   void set(Page& page, HostPageState state);
 
   std::unique_ptr<TokenSlots> slots_;
@@ -88,6 +88,11 @@ class HICACHE_EXPORT HostPageStates {
   std::array<std::uint64_t, kHostPageStates> counts_{};
   std::uint64_t refused_ = 0;
   std::string last_refusal_;
+  RefusedTransition refusal_;
+  static constexpr std::uint32_t kRecent = 64;
+  std::array<std::uint32_t, kRecent>
+      recent_{};  // pages that changed; number n of changes_ lies at n modulo kRecent
+  std::uint32_t changes_ = 0;
 };
 
 }  // namespace hicache
