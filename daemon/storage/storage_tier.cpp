@@ -194,7 +194,8 @@ class StorageTier::Impl : public StorageSink {
       if (!batch.late) --running_of(batch.batch.operation);
       if (batch.failed_pages == batch.batch.pages()) {
         if (!batch.late) count_failure(now);
-      } else if (!batch.late) {
+      } else if (!batch.late && batch.batch.operation != StorageOperation::exists) {
+        // Bytes have moved. What there is a backend may know by heart while its disk does not answer.
         breaker_.succeeded();
       }
       push_event({id, StorageEvent::Kind::ended, 0, Status::ok, (now - batch.sent_ns) / 1000});

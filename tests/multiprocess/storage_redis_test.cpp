@@ -1,5 +1,7 @@
 // Two daemons that share a Redis server: what one's engine has written, the other's loads. And what a server
 // that dies, spoils values or asks for a password does to a daemon.
+#include <csignal>
+
 #include "tests/support/redis_server.hpp"
 #include "tests/support/storage_daemon.hpp"
 
@@ -88,6 +90,34 @@ TEST_CASE("redis: what the engine of one daemon wrote, the engine of another one
     }));
     reader.require_clean();
   }
+}
+
+TEST_CASE(
+    "redis: values that take longer than the response time are misses, and storage is suspended until then") {
+  if (!RedisServer::available()) {
+    WARN("SKIPPED: redis-server is not installed");
+    return;
+  }
+  RedisServer server;
+  StorageDaemon rig(on(server.tcp(), {{"response_timeout_ms", 50}}));
+  TestRank rank(rig.daemon(), "engine", 0, small_spec(Attention::mha, 1));
+  const auto hashes = prompt(1, kPages);
+  rig.store(rank, 1, hashes);
+  REQUIRE(server.ask({"DBSIZE"}) == std::to_string(kPages));
+  server.signal(SIGSTOP);
+  std::uint64_t sequence = 1;
+  CHECK(eventually([&] {
+    const auto late = prefetch(rank, ++sequence, hashes);
+    CHECK((late.status == Status::ok && late.written == 0));
+    return rig.counter("storage_suspensions") >= 1;
+  }));
+  // What is computed meanwhile is cached as ever.
+  REQUIRE(write_prompt(rank, ++sequence, prompt(2, 4)) == 4);
+  server.signal(SIGCONT);
+  bool right = false;
+  CHECK(eventually([&] { return prefetch(rank, ++sequence, hashes, &right).written == kPages; }));
+  CHECK(right);
+  rig.require_clean();
 }
 
 TEST_CASE("redis: no password is in what a daemon shows") {
