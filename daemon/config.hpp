@@ -18,6 +18,7 @@ namespace hicache::daemon {
 enum class EvictionPolicyName { lru, lfu };
 enum class CudaMode { off, on_demand, at_start };
 enum class HugePages { off, prefer, require };
+enum class NumaPlacement { off, spread };
 enum class ChecksumPolicy { off, sampled, always };
 enum class VerifyPolicy { off, lazy, full };
 // Which pages go to storage, and when: none; each as soon as it is ready; each once it has been used often
@@ -44,6 +45,8 @@ struct Config {
     std::uint64_t segment_bytes = 4ull << 20;   // power of two from 64 KiB to 1 GiB
     std::uint32_t max_pages = 0;            // logical pages at most; 0 = pool.bytes / 16 KiB, at most 4 Mi
     HugePages huge_pages = HugePages::off;  // of the pool, when it is made
+    NumaPlacement numa =
+        NumaPlacement::spread;  // of the pool's memory over the machine's nodes, when it is made
     // Who may map the pool and move pages itself (io_backend kernel): engines of these names, whose processes
     // run as root, as the daemon's own user, or as one of these users. They can write to every page.
     std::vector<std::string> map_engines;  // none = nobody (reload)

@@ -273,6 +273,9 @@ std::vector<ConfigKey> make_keys() {
       "pool.huge_pages",
       {{"off", HugePages::off}, {"prefer", HugePages::prefer}, {"require", HugePages::require}},
       HICACHE_MEMBER(pool.huge_pages)));
+  k.push_back(one_of<NumaPlacement>("pool.numa",
+                                    {{"off", NumaPlacement::off}, {"spread", NumaPlacement::spread}},
+                                    HICACHE_MEMBER(pool.numa)));
   k.push_back(map_engines());
   k.push_back(user_ids("pool.map_uids", HICACHE_MEMBER(pool.map_uids)));
   k.push_back(boolean("region.keep_on_exit", kFixed, HICACHE_MEMBER(region.keep_on_exit)));

@@ -6,9 +6,11 @@
 
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <utility>
 
 #include "daemon/config_keys.hpp"
+#include "daemon/numa/pool_nodes.hpp"
 #include "shm/crash_points.hpp"
 #include "shm/socket_path.hpp"
 
@@ -41,6 +43,22 @@ Result<std::string> socket_path_for(const Config& config) {
   return path;
 }
 
+// Measured, not assumed: a pool that was taken over may have been placed under another configuration, and a
+// node without room has passed memory on.
+std::vector<NumaNode> segment_nodes(const Config& config, const RegionOwner& region) {
+  if (config.pool.numa == NumaPlacement::off) return {};
+  const std::vector<NumaNode> stripes = nodes_of_stripes(region.pool(), region.pool_bytes());
+  auto segments = nodes_of_segments(stripes, region.pool_bytes(), config.pool.segment_bytes);
+  if (segments.empty()) return segments;
+  std::map<std::uint32_t, std::size_t> counts;
+  for (const NumaNode node : stripes) ++counts[node.value];
+  std::string text;
+  for (const auto& [node, count] : counts)
+    text += fmt::format("{}node {}: {}", text.empty() ? "" : ", ", node, count);
+  spdlog::info("pool on {} NUMA nodes, in pieces of 1 GiB: {}", counts.size(), text);
+  return segments;
+}
+
 }  // namespace
 
 Service::Service(const Config& config, std::string socket_path, RegionOwner region)
@@ -49,7 +67,7 @@ Service::Service(const Config& config, std::string socket_path, RegionOwner regi
       region_(std::move(region)),
       checksums_(config_.integrity, region_.tables().checksums, region_.pool()),
       coordinator_(CoordinatorOptions{config_, region_.tables(), region_.taken_over(), region_.pool_bytes(),
-                                      &checksums_}) {}
+                                      &checksums_, segment_nodes(config_, region_)}) {}
 
 Result<std::unique_ptr<Service>> Service::start(const Config& config, RegionOwner::Start start) {
   auto socket_path = socket_path_for(config);

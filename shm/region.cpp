@@ -154,6 +154,7 @@ std::uint64_t layout_fingerprint() {
   HICACHE_FIELD(GroupEntry, members_attached);
   HICACHE_FIELD(GroupEntry, engine);
   HICACHE_SHAPE(SegmentEntry);
+  HICACHE_FIELD(SegmentEntry, numa_node);
   HICACHE_FIELD(SegmentEntry, slot_bytes);
   HICACHE_SHAPE(IndexBucket);
   HICACHE_SHAPE(PageEntry);

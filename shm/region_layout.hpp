@@ -196,8 +196,8 @@ struct SegmentEntry {
   A32 span_segments;  // on the head only
   A32 slots;          // on the head only
   A32 used_slots;     // on the head only
-  A32 reserved0;
-  A64 slot_bytes;  // on the head only
+  A32 numa_node;      // where its memory lies; none = no matter (one node) or not known
+  A64 slot_bytes;     // on the head only
 };
 static_assert(sizeof(SegmentEntry) == 32);
 

@@ -44,6 +44,8 @@ using LeaseSlot = StrongId<struct LeaseSlotTag, std::uint32_t, 0xffffffffu>;
 using SizeClassId = StrongId<struct SizeClassIdTag, std::uint32_t, 0xffffffffu>;
 // Index of a segment of the pool.
 using SegmentId = StrongId<struct SegmentIdTag, std::uint32_t, 0xffffffffu>;
+// A NUMA node of this machine, by the kernel's number.
+using NumaNode = StrongId<struct NumaNodeTag, std::uint32_t, 0xffffffffu>;
 // A page-sized place in a rank's device buffers.
 using DevicePage = StrongId<struct DevicePageTag, std::uint32_t, 0xffffffffu>;
 // Byte offset into the pool.

@@ -26,7 +26,8 @@ struct CoordinatorOptions {
   bool takeover = false;  // the tables are an earlier daemon's; otherwise they are zeroed
   std::uint64_t pool_bytes = 0;
   const ShardChecksums* checksums =
-      nullptr;  // with verify: full, what a takeover compares; nullptr = nothing
+      nullptr;                            // with verify: full, what a takeover compares; nullptr = nothing
+  std::vector<NumaNode> segment_nodes{};  // of the pool's segments; empty = no node is better than another
 };
 
 // A process that an earlier daemon let map the pool and that lives.

@@ -134,6 +134,7 @@ struct Coordinator::Impl {
   // --- membership.cpp
   void attach(AttachRequest& request);
   void buffers(BuffersRequest& request);
+  [[nodiscard]] NumaNode node_of(const Group& group);
   void gone(const GoneRequest& request);
   void lose(Client& client, bool orderly);
   void remove_if_drained(Client& client);

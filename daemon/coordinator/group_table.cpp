@@ -89,6 +89,7 @@ Group* GroupTable::find_or_create(const std::string& engine, const PrefixHash& b
   group.tp_size = tp_size;
   group.members.assign(tp_size, ClientSlot::none());
   group.scheduler = ClientSlot::none();
+  group.node = NumaNode::none();
   group.leases = 0;
   group.sequences = {};
   group.agreements = {};

@@ -79,6 +79,7 @@ struct Group {
   std::uint32_t tp_size = 1;
   std::vector<ClientSlot> members;  // by tp rank, none = not attached
   ClientSlot scheduler;
+  NumaNode node;  // of all the members' devices; none = of several, or not known
   std::uint32_t leases = 0;
   // Of the ranks, of the scheduler, and of the ranks' sequences apart, for which no agreement waits.
   std::array<SequenceWindow, 3> sequences;

@@ -92,8 +92,25 @@ void Coordinator::Impl::buffers(BuffersRequest& request) {
     return request.answer(Status::exists, "device buffers are registered already");
   client->memory = request.memory;
   clients.entry(*client).device_pages.store(request.memory->geometry.pages, kRelaxed);
+  Group& group = groups.get(client->group);
+  group.node = node_of(group);
   HICACHE_CRASH_POINT(register_adopted);
   request.answer(Status::ok, "");
+}
+
+// The NUMA node of the devices of all ranks that have registered, or none: a page of a group has one slot, so
+// where they differ no node is better than another.
+NumaNode Coordinator::Impl::node_of(const Group& group) {
+  NumaNode common;
+  for (const ClientSlot member : group.members) {
+    if (!member) continue;
+    const auto& memory = clients.get(member).memory;
+    if (memory == nullptr) continue;
+    const NumaNode node = memory->device == nullptr ? NumaNode::none() : memory->device->node;
+    if (!node || (common && common != node)) return NumaNode::none();
+    common = node;
+  }
+  return common;
 }
 
 void Coordinator::Impl::gone(const GoneRequest& request) {

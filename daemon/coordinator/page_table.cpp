@@ -13,12 +13,12 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 }
 
 PageTable::PageTable(const Tables& tables, std::uint64_t segment_bytes, const EvictionPolicy& policy,
-                     Stats& stats, const PageSurvey* survey)
+                     Stats& stats, const PageSurvey* survey, std::span<const NumaNode> segment_nodes)
     : entries_(tables.pages),
       namespaces_(tables.namespaces),
       header_(tables.header),
       index_(tables, tables.header->hash_seed.load(kRelaxed)),
-      slots_(tables.segments, segment_bytes),
+      slots_(tables.segments, segment_bytes, segment_nodes),
       evictable_(static_cast<std::uint32_t>(tables.pages.size())),
       policy_(policy),
       stats_(stats),
@@ -199,7 +199,7 @@ void PageTable::update_evictable(PageId page) {
 }
 
 PoolOffset PageTable::take_slot(const NewPage& page) {
-  PoolOffset slot = slots_.allocate(page.size_class, page.near);
+  PoolOffset slot = slots_.allocate(page.size_class, page.near, page.node);
   if (slot) return slot;
   // The class is full. Its own oldest page makes room with one eviction, unless another class holds an older
   // one: then the old class gives pages until one of its segments is empty, within reason.
@@ -213,7 +213,8 @@ PoolOffset PageTable::take_slot(const NewPage& page) {
       budget = 1;
     }
     evict(victim, EvictReason::demand);
-    if (slots_.can_allocate(page.size_class)) slot = slots_.allocate(page.size_class, PoolOffset::none());
+    if (slots_.can_allocate(page.size_class))
+      slot = slots_.allocate(page.size_class, PoolOffset::none(), page.node);
   }
   return slot;
 }

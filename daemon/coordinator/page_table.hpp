@@ -34,6 +34,7 @@ struct NewPage {
   std::uint32_t depth = 0;
   LeaseSlot filler;
   PoolOffset near;      // slot of the previous page of the request, or none
+  NumaNode node;        // that its copies go to and come from, or none
   bool dirty = true;    // no storage is known to hold it
   bool states = false;  // it is written with the states of its trailing pools
 };
@@ -48,7 +49,7 @@ class PageTable {
   // With a survey, the pages it names are kept and everything derived from them (index, slots, children,
   // eviction order, free list) is rebuilt; all others become free. Without one, the table starts empty.
   PageTable(const Tables& tables, std::uint64_t segment_bytes, const EvictionPolicy& policy, Stats& stats,
-            const PageSurvey* survey = nullptr);
+            const PageSurvey* survey = nullptr, std::span<const NumaNode> segment_nodes = {});
 
   // The page with this key, filling or ready, or none.
   [[nodiscard]] PageId find(const PrefixHash& key, NamespaceId ns) const;

@@ -173,6 +173,7 @@ void Coordinator::Impl::begin_fetching(Prefetch& p) {
     fresh.parent = previous;
     fresh.depth = previous ? pages.depth(previous) + 1 : 0;
     fresh.filler = lease.slot;
+    fresh.node = groups.get(lease.group).node;
     fresh.dirty = false;
     if (previous) fresh.near = pages.offset(previous);
     // A parent that nobody pins must not be evicted to make room for its own child.

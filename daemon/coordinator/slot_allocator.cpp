@@ -18,7 +18,8 @@ void clear_segment(SegmentEntry& entry) {
 }
 }  // namespace
 
-SlotAllocator::SlotAllocator(std::span<SegmentEntry> segments, std::uint64_t segment_bytes)
+SlotAllocator::SlotAllocator(std::span<SegmentEntry> segments, std::uint64_t segment_bytes,
+                             std::span<const NumaNode> nodes)
     : table_(segments),
       segment_bytes_(segment_bytes),
       segments_per_gib_(kGiB / segment_bytes),
@@ -26,7 +27,19 @@ SlotAllocator::SlotAllocator(std::span<SegmentEntry> segments, std::uint64_t seg
       free_segments_(static_cast<std::uint32_t>(segments.size())),
       usable_segments_(static_cast<std::uint32_t>(segments.size())) {
   assert(segment_bytes <= kGiB && kGiB % segment_bytes == 0);
-  for (SegmentEntry& s : table_) clear_segment(s);
+  assert(nodes.empty() || nodes.size() == table_.size());
+  for (std::size_t i = 0; i < table_.size(); ++i) {
+    clear_segment(table_[i]);
+    const NumaNode node = nodes.empty() ? NumaNode::none() : nodes[i];
+    table_[i].numa_node.store(node.value, kRelaxed);
+    if (home_of(node) == kNone32) nodes_.push_back(node);
+    homes_.push_back(home_of(node));
+  }
+}
+
+std::uint32_t SlotAllocator::home_of(NumaNode node) const {
+  const auto found = std::find(nodes_.begin(), nodes_.end(), node);
+  return found == nodes_.end() ? kNone32 : static_cast<std::uint32_t>(found - nodes_.begin());
 }
 
 void SlotAllocator::set_usable_bytes(std::uint64_t bytes) {
@@ -45,16 +58,18 @@ SizeClassId SlotAllocator::class_for(std::uint64_t slot_bytes) {
   cls.slot_bytes = slot_bytes;
   cls.span_segments = static_cast<std::uint32_t>(span_segments);
   cls.slots = static_cast<std::uint32_t>(span_segments * segment_bytes_ / slot_bytes);
+  cls.open.resize(nodes_.size());
   classes_.push_back(std::move(cls));
   return SizeClassId{static_cast<std::uint32_t>(classes_.size() - 1)};
 }
 
-std::uint32_t SlotAllocator::find_free_run(std::uint32_t segments) const {
+std::uint32_t SlotAllocator::find_free_run(std::uint32_t segments, std::uint32_t home) const {
   if (segments > free_segments_) return kNone32;
   std::uint32_t run = 0;
   for (std::uint32_t i = 0; i < usable_segments_; ++i) {
     if (i % segments_per_gib_ == 0) run = 0;  // no span crosses a 1 GiB line
-    run = table_[i].size_class.load(kRelaxed) == kNone32 ? run + 1 : 0;
+    const bool free = table_[i].size_class.load(kRelaxed) == kNone32;
+    run = free && (home == kNone32 || homes_[i] == home) ? run + 1 : 0;
     if (run == segments) return i + 1 - segments;
   }
   return kNone32;
@@ -75,18 +90,20 @@ void SlotAllocator::open_span(SizeClassId size_class, std::uint32_t head) {
   span.taken.assign((cls.slots + 63) / 64, 0);
   span.used = 0;
   span.cursor = 0;
-  span.open_index = static_cast<std::uint32_t>(cls.open.size());
-  cls.open.push_back(head);
+  std::vector<std::uint32_t>& open = cls.open[homes_[head]];
+  span.open_index = static_cast<std::uint32_t>(open.size());
+  open.push_back(head);
   free_segments_ -= cls.span_segments;
   assigned_ += cls.span_segments;
 }
 
 void SlotAllocator::remove_open(SizeClass& cls, std::uint32_t head) {
   Span& span = spans_[head];
-  const std::uint32_t last = cls.open.back();
-  cls.open[span.open_index] = last;
+  std::vector<std::uint32_t>& open = cls.open[homes_[head]];
+  const std::uint32_t last = open.back();
+  open[span.open_index] = last;
   spans_[last].open_index = span.open_index;
-  cls.open.pop_back();
+  open.pop_back();
   span.open_index = kNone32;
 }
 
@@ -112,7 +129,22 @@ PoolOffset SlotAllocator::take(SizeClassId size_class, std::uint32_t head, std::
   return offset_of(cls, head, slot);
 }
 
-PoolOffset SlotAllocator::allocate(SizeClassId size_class, PoolOffset near) {
+std::uint32_t SlotAllocator::span_with_room(SizeClassId size_class, std::uint32_t home) {
+  SizeClass& cls = classes_[size_class.value];
+  if (home != kNone32 && !cls.open[home].empty()) return cls.open[home].back();
+  // A wish for a node opens a span there before another node's open one is taken.
+  std::uint32_t head = home == kNone32 ? kNone32 : find_free_run(cls.span_segments, home);
+  if (head == kNone32) {
+    for (const auto& open : cls.open) {
+      if (!open.empty()) return open.back();
+    }
+    head = find_free_run(cls.span_segments, kNone32);
+  }
+  if (head != kNone32) open_span(size_class, head);
+  return head;
+}
+
+PoolOffset SlotAllocator::allocate(SizeClassId size_class, PoolOffset near, NumaNode node) {
   SizeClass& cls = classes_[size_class.value];
   if (near) {
     const std::uint32_t head = table_[near.value / segment_bytes_].span_head.load(kRelaxed);
@@ -123,12 +155,8 @@ PoolOffset SlotAllocator::allocate(SizeClassId size_class, PoolOffset near) {
       }
     }
   }
-  if (cls.open.empty()) {
-    const std::uint32_t head = find_free_run(cls.span_segments);
-    if (head == kNone32) return PoolOffset::none();
-    open_span(size_class, head);
-  }
-  const std::uint32_t head = cls.open.back();
+  const std::uint32_t head = span_with_room(size_class, home_of(node));
+  if (head == kNone32) return PoolOffset::none();
   const Span& span = spans_[head];
   // Next free slot from the cursor on, then from the start: an open span has at least one.
   const std::uint32_t words = static_cast<std::uint32_t>(span.taken.size());
@@ -170,7 +198,9 @@ bool SlotAllocator::adopt(SizeClassId size_class, PoolOffset slot) {
 
 bool SlotAllocator::can_allocate(SizeClassId size_class) const {
   const SizeClass& cls = classes_[size_class.value];
-  return !cls.open.empty() || find_free_run(cls.span_segments) != kNone32;
+  const bool open =
+      std::any_of(cls.open.begin(), cls.open.end(), [](const auto& heads) { return !heads.empty(); });
+  return open || find_free_run(cls.span_segments, kNone32) != kNone32;
 }
 
 void SlotAllocator::free(SizeClassId size_class, PoolOffset slot_offset) {
@@ -186,8 +216,9 @@ void SlotAllocator::free(SizeClassId size_class, PoolOffset slot_offset) {
   table_[head].used_slots.store(span.used, kRelaxed);
   used_bytes_ -= cls.slot_bytes;
   if (span.open_index == kNone32) {
-    span.open_index = static_cast<std::uint32_t>(cls.open.size());
-    cls.open.push_back(head);
+    std::vector<std::uint32_t>& open = cls.open[homes_[head]];
+    span.open_index = static_cast<std::uint32_t>(open.size());
+    open.push_back(head);
   }
   if (span.used == 0) close_span(cls, head);
 }

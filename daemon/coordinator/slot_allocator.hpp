@@ -21,7 +21,10 @@ namespace hicache::daemon {
 
 class SlotAllocator {
  public:
-  SlotAllocator(std::span<SegmentEntry> segments, std::uint64_t segment_bytes);
+  // `nodes`: the NUMA node of each segment, the same for all of a 1 GiB piece; empty = no node is better than
+  // another.
+  SlotAllocator(std::span<SegmentEntry> segments, std::uint64_t segment_bytes,
+                std::span<const NumaNode> nodes = {});
 
   // The class of slots of this size (a multiple of 4 KiB), made on first use. None when such a slot fits
   // nowhere: it is larger than the pool or than 1 GiB.
@@ -36,8 +39,9 @@ class SlotAllocator {
 
   // A slot, or none when the class has none free and no segments are left. `near`: the slot of the previous
   // page of the request; its neighbour is taken when free, so that requests get consecutive slots where
-  // possible.
-  PoolOffset allocate(SizeClassId size_class, PoolOffset near);
+  // possible. Otherwise one on `node` while that node has any, also by opening a span there; then one
+  // anywhere.
+  PoolOffset allocate(SizeClassId size_class, PoolOffset near, NumaNode node = NumaNode::none());
   // Takes a slot that a page of an earlier daemon holds. False when it is no slot of this class, is taken
   // already, or lies in a segment of another class.
   bool adopt(SizeClassId size_class, PoolOffset slot);
@@ -63,16 +67,22 @@ class SlotAllocator {
     std::uint64_t slot_bytes = 0;
     std::uint32_t span_segments = 1;
     std::uint32_t slots = 0;
-    std::vector<std::uint32_t> open;  // heads of spans with free slots, newest last
+    // Heads of spans with free slots, newest last, by home.
+    std::vector<std::vector<std::uint32_t>> open;
   };
   struct Span {
     std::vector<std::uint64_t> taken;  // bit per slot
     std::uint32_t used = 0;
     std::uint32_t cursor = 0;            // where to look first
-    std::uint32_t open_index = kNone32;  // place in its class's `open`
+    std::uint32_t open_index = kNone32;  // place in its class's `open` of its home
   };
 
-  [[nodiscard]] std::uint32_t find_free_run(std::uint32_t segments) const;
+  // The node's place in nodes_, or kNone32.
+  [[nodiscard]] std::uint32_t home_of(NumaNode node) const;
+  // Of segments with this home; kNone32 = of any.
+  [[nodiscard]] std::uint32_t find_free_run(std::uint32_t segments, std::uint32_t home) const;
+  // Head of a span with a free slot, opened where needed, or kNone32.
+  std::uint32_t span_with_room(SizeClassId size_class, std::uint32_t home);
   void open_span(SizeClassId size_class, std::uint32_t head);
   void close_span(SizeClass& cls, std::uint32_t head);
   void remove_open(SizeClass& cls, std::uint32_t head);
@@ -84,6 +94,8 @@ class SlotAllocator {
   std::span<SegmentEntry> table_;
   std::uint64_t segment_bytes_;
   std::uint64_t segments_per_gib_;
+  std::vector<NumaNode> nodes_;       // that the pool lies on; only "none" where no node matters
+  std::vector<std::uint32_t> homes_;  // of each segment: its node's place in nodes_
   std::vector<SizeClass> classes_;
   std::vector<Span> spans_;  // by head segment
   std::uint32_t free_segments_;

@@ -114,6 +114,7 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
     // Not the position: another request may have the same page at another depth, and a tree has only one.
     fresh.depth = previous ? pages.depth(previous) + 1 : 0;
     fresh.filler = lease.slot;
+    fresh.node = groups.get(lease.group).node;
     if (previous) fresh.near = pages.offset(previous);
     fresh.states = slot.states;
     const bool fits = take_room(room, pages.pin_cost(ns.size_class));

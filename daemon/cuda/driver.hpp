@@ -21,6 +21,7 @@ namespace hicache::daemon {
   X(cuDeviceGet)                            \
   X(cuDeviceGetName)                        \
   X(cuDeviceGetUuid)                        \
+  X(cuDeviceGetPCIBusId)                    \
   X(cuDeviceCanAccessPeer)                  \
   X(cuDevicePrimaryCtxRetain)               \
   X(cuDevicePrimaryCtxRelease)              \

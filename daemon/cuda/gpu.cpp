@@ -3,6 +3,8 @@
 #include <cstring>
 #include <utility>
 
+#include "daemon/numa/pool_nodes.hpp"
+
 namespace hicache::daemon {
 
 std::string uuid_text(const GpuUuid& uuid) {
@@ -33,6 +35,10 @@ Result<std::vector<GpuDevice>> list_gpus(const CudaDriver& driver) {
     static_assert(sizeof uuid.bytes == sizeof(GpuUuid));
     std::memcpy(gpu.uuid.data(), uuid.bytes, sizeof uuid.bytes);
     gpu.name = name;
+    // Without it the GPU serves as well, its pages lie wherever there is room.
+    char bus[32] = {};
+    if (driver.cuDeviceGetPCIBusId(bus, sizeof bus - 1, gpu.device) == CUDA_SUCCESS)
+      gpu.node = node_of_pci_device(bus);
     gpu.index = static_cast<std::uint32_t>(i);
   }
   return gpus;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "daemon/cuda/driver.hpp"
+#include "shm/types.hpp"
 
 namespace hicache::daemon {
 
@@ -21,6 +22,7 @@ struct GpuDevice {
   std::uint32_t index = 0;  // in list_gpus
   GpuUuid uuid{};
   std::string name;
+  NumaNode node;  // nearest to it; none = the machine has one, or does not say
 };
 
 // The GPUs that the driver shows to this process.

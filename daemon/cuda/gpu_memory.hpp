@@ -96,7 +96,7 @@ class GpuMemory final : public DeviceImport {
     std::vector<CUdeviceptr> ranges;
   };
   GpuMemory(std::shared_ptr<Gpu> gpu, Transfers& copier, Schedules schedules, const ImportOptions& options)
-      : DeviceImport(copier, gpu->device().index),
+      : DeviceImport(copier, gpu->device().index, gpu->device().node),
         gpu_(std::move(gpu)),
         schedules_(std::move(schedules)),
         method_(options.method),

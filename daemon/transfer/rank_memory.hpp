@@ -22,7 +22,8 @@ class Transfers;
 
 // What a device's path holds of a rank's memory: opened handles, streams. Destroyed with the rank's memory.
 struct DeviceImport {
-  DeviceImport(Transfers& t, std::uint32_t d) : transfers(&t), device_index(d) {}
+  DeviceImport(Transfers& t, std::uint32_t d, NumaNode n = NumaNode::none())
+      : transfers(&t), device_index(d), node(n) {}
   virtual ~DeviceImport() = default;
   DeviceImport(const DeviceImport&) = delete;
   DeviceImport& operator=(const DeviceImport&) = delete;
@@ -31,6 +32,7 @@ struct DeviceImport {
 
   Transfers* const transfers;        // who copies from and to this memory
   const std::uint32_t device_index;  // which of the daemon's devices it is on
+  const NumaNode node;               // the NUMA node nearest to that device, or none
   // Producer slots whose newest load is done together with other ranks and has not ended: the slot's next
   // load waits, so that its words are raised in order. Set by the device's transfer thread; cleared with
   // release by whoever ends the load, after its words were raised, and read with acquire.

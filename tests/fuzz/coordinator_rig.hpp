@@ -19,6 +19,7 @@
 
 #include "daemon/coordinator/coordinator.hpp"
 #include "daemon/transfer/transfer_engine.hpp"
+#include "shm/page_word.hpp"
 #include "shm/ring.hpp"
 #include "tests/support/memory_region.hpp"
 #include "tools/dump/region_check.hpp"
@@ -115,11 +116,22 @@ struct HostileClient {
   }
 };
 
+// On which NUMA nodes the pool's segments and the ranks' devices are; as they are made, on none.
+struct RigNodes {
+  std::vector<NumaNode> segments;
+  std::array<NumaNode, kTpSize> ranks{};
+};
+
 class CoordinatorRig {
  public:
-  CoordinatorRig() : config_(small_config()), region_(shape()), pool_(map_sealed(kPoolBytes).second) {
+  explicit CoordinatorRig(const RigNodes& nodes = {})
+      : config_(small_config()),
+        region_(shape()),
+        pool_(map_sealed(kPoolBytes).second),
+        rank_nodes_(nodes.ranks) {
     fill_header();
-    coordinator_.emplace(daemon::CoordinatorOptions{config_, region_.tables(), false, kPoolBytes, nullptr});
+    coordinator_.emplace(
+        daemon::CoordinatorOptions{config_, region_.tables(), false, kPoolBytes, nullptr, nodes.segments});
     daemon::TransferOptions options;
     options.border_bytes = config_.pool.segment_bytes;
     options.pool_bytes = kPoolBytes;
@@ -200,6 +212,8 @@ class CoordinatorRig {
     memory->channel = c.channel;
     memory->fences = &c.fences();
     memory->shard = &c == &clients_[1] ? 1 : 0;
+    if (rank_nodes_[memory->shard])
+      memory->device = std::make_unique<PlacedDevice>(*transfers_, rank_nodes_[memory->shard]);
     auto promise = std::make_shared<std::promise<void>>();
     coordinator_->post(
         daemon::BuffersRequest{memory, [promise](Status, std::string) { promise->set_value(); }});
@@ -238,6 +252,18 @@ class CoordinatorRig {
     }
   }
 
+  // The NUMA node of the slot of every page that is ready.
+  [[nodiscard]] std::vector<NumaNode> nodes_of_ready_pages() {
+    std::vector<NumaNode> nodes;
+    for (const PageEntry& page : region_.tables().pages) {
+      if (PageWord::decode(page.word.load(std::memory_order_acquire)).state != PageState::ready) continue;
+      const std::uint64_t segment =
+          page.pool_offset.load(std::memory_order_relaxed) / config_.pool.segment_bytes;
+      nodes.emplace_back(region_.tables().segments[segment].numa_node.load(std::memory_order_relaxed));
+    }
+    return nodes;
+  }
+
   // Ends the coordinator's thread where it is and proves the invariants over its tables.
   void halt_and_check() {
     halt();
@@ -255,6 +281,12 @@ class CoordinatorRig {
   }
 
  private:
+  // Says where a device is; its memory is the rig's.
+  struct PlacedDevice final : daemon::DeviceImport {
+    PlacedDevice(daemon::Transfers& t, NumaNode n) : DeviceImport(t, 0, n) {}
+    [[nodiscard]] bool reachable_from(std::uint32_t) const override { return false; }
+  };
+
   template <class T>
   static T wait_for(std::future<T> future, const char* what) {
     if (future.wait_for(std::chrono::seconds(20)) != std::future_status::ready) {
@@ -314,6 +346,7 @@ class CoordinatorRig {
   daemon::Config config_;
   test::MemoryRegion region_;
   Mapping pool_;
+  std::array<NumaNode, kTpSize> rank_nodes_;
   std::optional<daemon::Coordinator> coordinator_;
   std::optional<daemon::TransferEngine> transfers_;
   std::thread thread_;

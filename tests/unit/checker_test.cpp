@@ -450,6 +450,28 @@ TEST_CASE("A finding does not survive a change of the generation") {
   CHECK(check_live(source).findings.empty());
 }
 
+TEST_CASE("a pool on several NUMA nodes shows what of it lies where; on one node nothing is said of nodes") {
+  RegionBuilder region = standard_region();
+  const auto pool_of = [&] {
+    MemorySource source(region.bytes());
+    return to_json(Snapshot::take(source), "test", {}, nullptr)["pool"];
+  };
+  CHECK_FALSE(pool_of().contains("numa_nodes"));
+  const auto segments = region.tables().segments;
+  std::uint64_t assigned = 0;
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    segments[i].numa_node.store(i == 0 ? 3 : kNone32, kRelaxed);
+    if (i > 0) assigned += segments[i].size_class.load(kRelaxed) == kNone32 ? 0 : 1;
+  }
+  const auto nodes = pool_of()["numa_nodes"];
+  REQUIRE(nodes.size() == 2);
+  CHECK(nodes[0]["node"] == 3);
+  CHECK(nodes[0]["segments"] == 1);
+  CHECK(nodes[1]["node"].is_null());
+  CHECK(nodes[1]["segments"] == segments.size() - 1);
+  CHECK(nodes[1]["segments_assigned"] == assigned);
+}
+
 TEST_CASE("Counts of a busy live region need many looks, and gauges are not compared in it") {
   RegionBuilder region = standard_region();
   region.adopt();

@@ -58,7 +58,7 @@ TEST_CASE("a configuration in which every key differs from its default survives 
     "name": "other", "socket": {"path": "/tmp/x.sock", "allowed_uids": [1000, 1001], "max_connections": 7,
                "max_connections_per_process": 6},
     "pool": {"bytes": "96MiB", "segment_bytes": 65536, "max_pages": 12345, "memory_reserve": "2GiB", "huge_pages": "prefer",
-             "map_engines": ["sglang-0"], "map_uids": [1002]},
+             "numa": "off", "map_engines": ["sglang-0"], "map_uids": [1002]},
     "region": {"keep_on_exit": true, "flight_records": 64},
     "eviction": {"policy": "lfu", "high_watermark": 0.5, "low_watermark": 0.25},
     "integrity": {"checksums": "always", "verify": "full"},

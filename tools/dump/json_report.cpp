@@ -279,6 +279,13 @@ Json to_json(const Snapshot& snapshot, const std::string& what, const ReportOpti
                    {"segments_assigned", summary.segments_assigned},
                    {"slots", summary.slots},
                    {"used_slots", summary.used_slots}};
+    if (summary.segments_by_node.size() > 1) {
+      for (const auto& [node, segments] : summary.segments_by_node) {
+        doc["pool"]["numa_nodes"].push_back({{"node", node == kNone32 ? Json(nullptr) : Json(node)},
+                                             {"segments", segments.second},
+                                             {"segments_assigned", segments.first}});
+      }
+    }
     doc["namespaces"] = namespaces_json(t, summary);
     doc["pages"] = page_states_json(t, summary);
     doc["index"] = index_json(t, summary);

@@ -26,7 +26,10 @@ Summary summarise(const ConstTables& t, const IndexWalk& walk) {
   }
   for (std::uint32_t i = 0; i < t.segments.size(); ++i) {
     const SegmentEntry& segment = t.segments[i];
+    auto& [assigned, all] = s.segments_by_node[get(segment.numa_node)];
+    ++all;
     if (get(segment.size_class) == kNone32) continue;
+    ++assigned;
     ++s.segments_assigned;
     if (get(segment.span_head) != i) continue;
     s.slots += get(segment.slots);

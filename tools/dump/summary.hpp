@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
+#include <utility>
 #include <vector>
 
 #include "shm/page_word.hpp"
@@ -28,6 +30,8 @@ struct Summary {
   std::uint64_t unknown_namespace = 0;   // pages in use without a valid namespace
 
   std::uint64_t segments_assigned = 0;
+  // Assigned and all segments by NUMA node; one entry where no node matters.
+  std::map<std::uint32_t, std::pair<std::uint64_t, std::uint64_t>> segments_by_node;
   std::uint64_t slots = 0;       // in assigned segments
   std::uint64_t used_slots = 0;  // as the segment table says
 

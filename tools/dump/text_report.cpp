@@ -77,6 +77,12 @@ void write_pool(Output& out, const ConstTables& t, const Summary& s) {
       "pool        {} of {} used ({:.1f} %), {} of {} segments of {} assigned, {} of {} slots in them used",
       bytes_text(s.used_bytes), bytes_text(pool), percent(s.used_bytes, pool), s.segments_assigned,
       t.segments.size(), bytes_text(get(t.header->segment_bytes)), s.used_slots, s.slots);
+  if (s.segments_by_node.size() > 1) {
+    for (const auto& [node, segments] : s.segments_by_node) {
+      out.line("            NUMA node {}: {} of {} segments assigned",
+               node == kNone32 ? "unknown" : std::to_string(node), segments.first, segments.second);
+    }
+  }
   for (const NamespaceRow& ns : decode_namespaces(t)) {
     const NamespaceUse& use = s.namespaces[ns.id];
     out.line("namespace   {} {} {} (base {}) '{}' epoch {}, {} clients{}", ns.id, ns.state,
