@@ -29,6 +29,16 @@ void KernelJob::admit(std::uint64_t pool_bytes) {
   }
 }
 
+std::uint64_t KernelJob::whole_bytes() const {
+  const RankMemory& memory = *transfer.memory;
+  const auto with_states = static_cast<std::uint64_t>(std::count_if(
+      transfer.pages.begin(), transfer.pages.end(), [](const PagePair& page) { return bool(page.state); }));
+  std::uint64_t total = 0;
+  for (const DeviceTensor& tensor : memory.geometry.tensors)
+    total += tensor.page_bytes * (holds_states(memory.spec, tensor) ? with_states : transfer.pages.size());
+  return total;
+}
+
 bool KernelJob::may_start() const {
   if (loads() || transfer.fence == Submission::kNoFence) return true;
   // Acquire pairs with the release store of Session::raise_write_fence: the rank's bytes are there.

@@ -26,10 +26,8 @@ struct KernelJob {
   [[nodiscard]] bool expired(std::uint64_t now_ns) const {
     return transfer.deadline_ns != 0 && now_ns >= transfer.deadline_ns;
   }
-  // The most bytes that its pages have.
-  [[nodiscard]] std::uint64_t most_bytes() const {
-    return transfer.pages.size() * transfer.memory->spec.shard_bytes();
-  }
+  // What a rank that has moved all of it has moved.
+  [[nodiscard]] std::uint64_t whole_bytes() const;
   // Writes the request into its slot; `number` and `slot` are set.
   void describe(KernelSlot& slot_of_block, std::uint32_t block_quota) const;
   // Releases the waiters of a failed load, records the checksums of what was written, lets go of the rank's

@@ -38,41 +38,43 @@ std::size_t KernelRank::free_slot(bool loads) const {
   return kKernelSlots;
 }
 
-// What is wrong with the rank's words of a slot, or nothing.
-std::string KernelRank::check(std::size_t i) {
+KernelRank::Report KernelRank::read_report(std::size_t i) {
   const KernelJobPtr& job = running_[i];
   const std::uint64_t ended = slot(i).ended.load(std::memory_order_acquire);  // SYNC kernel block
   if (job == nullptr) {
     if (ended == link_->ended[i]) return {};
-    return fmt::format("request {} in slot {} as ended, which has none", ended, i);
+    return {false, fmt::format("request {} in slot {} as ended, which has none", ended, i)};
   }
   const std::uint64_t turn = slot(i).turn.load(kRelaxed);
   const bool taken = turn == kernel_turn(job->number, KernelTurn::taken);
   if (!taken && turn != kernel_turn(job->number, KernelTurn::posted))
-    return fmt::format("turn {:#x} in slot {}, which holds request {}", turn, i, job->number);
+    return {false, fmt::format("turn {:#x} in slot {}, which holds request {}", turn, i, job->number)};
   if (ended == link_->ended[i]) return {};
   if (ended != job->number || !taken) {
-    return fmt::format("request {} in slot {} as ended, which holds request {}{}", ended, i, job->number,
-                       taken ? "" : ", not taken");
+    return {false, fmt::format("request {} in slot {} as ended, which holds request {}{}", ended, i,
+                               job->number, taken ? "" : ", not taken")};
   }
   const std::uint32_t status = slot(i).status.load(kRelaxed);
   const std::uint64_t bytes = slot(i).bytes.load(kRelaxed);
-  if (status >= kStatusCount) return fmt::format("status {} of request {}", status, ended);
-  if (bytes > job->most_bytes())
-    return fmt::format("{} bytes for request {}, which has {}", bytes, ended, job->most_bytes());
+  const std::uint64_t whole = job->whole_bytes();
+  if (status >= kStatusCount) return {false, fmt::format("status {} of request {}", status, ended)};
+  // A page that was moved in part must not become visible.
+  if (bytes > whole || (bytes < whole && static_cast<Status>(status) == Status::ok))
+    return {false, fmt::format("{} bytes for request {}, which has {}", bytes, ended, whole)};
   job->verdict = static_cast<Status>(status);
   job->bytes = bytes;
-  return {};
+  return {true, {}};
 }
 
 std::string KernelRank::take_ends(const Finish& finish) {
   if (link_->broken) return {};
   for (std::size_t i = 0; i < kKernelSlots; ++i) {
-    if (std::string wrong = check(i); !wrong.empty()) {
+    Report report = read_report(i);
+    if (!report.wrong.empty()) {
       link_->broken = true;
-      return wrong;
+      return std::move(report.wrong);
     }
-    if (running_[i] == nullptr || slot(i).ended.load(kRelaxed) != running_[i]->number) continue;
+    if (!report.ended) continue;
     link_->ended[i] = running_[i]->number;
     const KernelJobPtr job = std::move(running_[i]);
     finish(*job);

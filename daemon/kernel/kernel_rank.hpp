@@ -43,7 +43,12 @@ class KernelRank {
   [[nodiscard]] KernelSlot& slot(std::size_t i) { return link_->block().slots[i]; }
   bool withdraw(std::size_t i);
   void post(std::size_t i, KernelJobPtr job, std::uint32_t block_quota);
-  std::string check(std::size_t i);
+  // What the rank's words of a slot say, each of them read once.
+  struct Report {
+    bool ended = false;  // its request has, as the job's verdict and bytes say
+    std::string wrong;   // what can't be, or empty
+  };
+  Report read_report(std::size_t i);
   [[nodiscard]] std::size_t free_slot(bool loads) const;
 
   std::shared_ptr<const RankMemory> memory_;

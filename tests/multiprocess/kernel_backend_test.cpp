@@ -209,7 +209,7 @@ TEST_CASE("a rank that was not asked for the pool gets none of it") {
 namespace {
 
 // What a rank reports that can't be. Each costs it its session and nobody anything else.
-enum class Lie { other_slot, old_number, future_number, not_taken, status, bytes, turn };
+enum class Lie { other_slot, old_number, future_number, not_taken, status, bytes, part, turn };
 
 void tell(RawRank& rank, Lie lie, std::size_t slot, std::uint64_t number) {
   switch (lie) {
@@ -226,6 +226,8 @@ void tell(RawRank& rank, Lie lie, std::size_t slot, std::uint64_t number) {
       return rank.end_request(slot, number, static_cast<Status>(4711));
     case Lie::bytes:
       return rank.end_request(slot, number, Status::ok, ~0ull);
+    case Lie::part:
+      return rank.end_request(slot, number, Status::ok, 4096);  // all is well, of less than all
     case Lie::turn:
       rank.kernel_slot(slot).turn.store(kernel_turn(number, KernelTurn::withdrawn));
       return rank.end_request(slot, number - 1);  // which is no news
@@ -236,7 +238,7 @@ void tell(RawRank& rank, Lie lie, std::size_t slot, std::uint64_t number) {
 
 TEST_CASE("hostile: a rank that reports another request than the one it has taken is cut off") {
   const Lie lie = GENERATE(Lie::other_slot, Lie::old_number, Lie::future_number, Lie::not_taken, Lie::status,
-                           Lie::bytes, Lie::turn);
+                           Lie::bytes, Lie::part, Lie::turn);
   const TestDaemon daemon(R"({"pool": {"map_engines": ["liar", "engine"]}})");
   const auto spec = small_spec(Attention::mha, 1);
   TestRank honest(daemon, "engine", 0, spec, false, IoBackend::kernel);
