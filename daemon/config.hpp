@@ -19,7 +19,8 @@ enum class EvictionPolicyName { lru, lfu };
 enum class CudaMode { off, on_demand, at_start };
 enum class HugePages { off, prefer, require };
 enum class NumaPlacement { off, spread };
-enum class ChecksumPolicy { off, sampled, always };
+// storage: of pages that go to storage or come from it.
+enum class ChecksumPolicy { off, storage, sampled, always };
 enum class VerifyPolicy { off, lazy, full };
 // Which pages go to storage, and when: none; each as soon as it is ready; each once it has been used often
 // enough; those that background eviction is about to take.

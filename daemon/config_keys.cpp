@@ -286,6 +286,7 @@ std::vector<ConfigKey> make_keys() {
   k.push_back(fraction("eviction.low_watermark", kReload, HICACHE_MEMBER(eviction.low_watermark)));
   k.push_back(one_of<ChecksumPolicy>("integrity.checksums",
                                      {{"off", ChecksumPolicy::off},
+                                      {"storage", ChecksumPolicy::storage},
                                       {"sampled", ChecksumPolicy::sampled},
                                       {"always", ChecksumPolicy::always}},
                                      HICACHE_MEMBER(integrity.checksums)));

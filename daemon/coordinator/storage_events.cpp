@@ -1,4 +1,6 @@
 // What the storage tier answers, and hicache-ctl storage.
+#include <spdlog/spdlog.h>
+
 #include <algorithm>
 #include <cassert>
 #include <nlohmann/json.hpp>
@@ -6,6 +8,7 @@
 
 #include "daemon/coordinator/coordinator_impl.hpp"
 #include "shm/crash_points.hpp"
+#include "shm/prefix_hash.hpp"
 
 namespace hicache::daemon {
 namespace {
@@ -123,6 +126,11 @@ void Coordinator::Impl::take_page_event(StorageWork& work, std::uint32_t index, 
       operation->failed = true;
       stats.add(why_not_backed_up(status));
     }
+    // Its checksum was compared before storage should get it.
+    if (status == Status::corrupt && pages.state(page) == PageState::ready) {
+      stats.add(Counter::checksum_mismatches);
+      quarantine(page);
+    }
     return;
   }
   if (pages.state(page) == PageState::aborting) return pages.finish_abort(page);
@@ -136,7 +144,11 @@ void Coordinator::Impl::take_page_event(StorageWork& work, std::uint32_t index, 
     return;
   }
   if (status != Status::closed) stats.add(Counter::prefetch_failed);
-  if (status == Status::corrupt) stats.add(Counter::storage_corrupt);
+  if (status == Status::corrupt) {
+    stats.add(Counter::storage_corrupt);
+    spdlog::error("page {} (key {}, pool offset {}) came damaged from storage: dropped, a miss", page.value,
+                  to_hex(load_key(tables.pages[page.value])), pages.offset(page).value);
+  }
   give_up(page);
 }
 

@@ -33,12 +33,38 @@ std::uint64_t ShardChecksums::sum(PoolOffset shard, std::uint64_t bytes) const {
   return hash == 0 ? 1 : hash;  // 0 means "none"
 }
 
-void ShardChecksums::record(PoolOffset shard, std::uint64_t bytes) const {
+bool ShardChecksums::sampled(PoolOffset shard) const {
+  switch (config_.checksums) {
+    case ChecksumPolicy::off:
+    case ChecksumPolicy::storage:
+      return false;
+    case ChecksumPolicy::sampled:
+      return shard.value / kPoolAlignment % kSampleOneIn == 0;
+    case ChecksumPolicy::always:
+      return true;
+  }
+  return false;
+}
+
+void ShardChecksums::keep(PoolOffset shard, std::uint64_t bytes, bool wanted) const {
   if (!recording()) return;
-  const bool wanted =
-      config_.checksums == ChecksumPolicy::always || shard.value / kPoolAlignment % kSampleOneIn == 0;
   // Relaxed: whoever compares it has learnt of the page through the coordinator.
   place(shard).store(wanted ? sum(shard, bytes) : 0, std::memory_order_relaxed);
+}
+
+void ShardChecksums::record(PoolOffset shard, std::uint64_t bytes) const {
+  keep(shard, bytes, sampled(shard));
+}
+
+void ShardChecksums::record_fetched(PoolOffset shard, std::uint64_t bytes) const {
+  keep(shard, bytes, sampled(shard) || config_.checksums == ChecksumPolicy::storage);
+}
+
+bool ShardChecksums::fit_for_storage(PoolOffset shard, std::uint64_t bytes) const {
+  if (!recording()) return true;
+  if (place(shard).load(std::memory_order_relaxed) != 0) return !verifies_loads() || matches(shard, bytes);
+  if (config_.checksums == ChecksumPolicy::storage) keep(shard, bytes, true);
+  return true;
 }
 
 bool ShardChecksums::matches(PoolOffset shard, std::uint64_t bytes) const {

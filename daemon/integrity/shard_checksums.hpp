@@ -22,8 +22,13 @@ class ShardChecksums {
   ShardChecksums(const Config::Integrity& config, std::span<A64> table, const std::uint8_t* pool)
       : config_(config), table_(table), pool_(pool) {}
 
-  // Keeps the checksum of the shard at `shard`, or that it has none under this policy.
+  // A rank has written the shard at `shard`: keeps its checksum, or that it has none under this policy.
   void record(PoolOffset shard, std::uint64_t bytes) const;
+  // The shard has come from storage. The same, and with the policy `storage` a checksum too.
+  void record_fetched(PoolOffset shard, std::uint64_t bytes) const;
+  // The shard is about to go to storage. False when its bytes are not what was written; with the policy
+  // `storage` it has a checksum afterwards. What is compared: verify is not off and a checksum is kept.
+  [[nodiscard]] bool fit_for_storage(PoolOffset shard, std::uint64_t bytes) const;
   // False when a checksum is kept and the bytes have another one now.
   [[nodiscard]] bool matches(PoolOffset shard, std::uint64_t bytes) const;
 
@@ -33,6 +38,8 @@ class ShardChecksums {
 
  private:
   [[nodiscard]] std::uint64_t sum(PoolOffset shard, std::uint64_t bytes) const;
+  [[nodiscard]] bool sampled(PoolOffset shard) const;
+  void keep(PoolOffset shard, std::uint64_t bytes, bool wanted) const;
   [[nodiscard]] A64& place(PoolOffset shard) const { return table_[shard.value / kPoolAlignment]; }
 
   Config::Integrity config_;

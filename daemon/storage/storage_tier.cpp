@@ -162,12 +162,15 @@ class StorageTier::Impl : public StorageSink {
 
   // StorageSink, on threads of the backend.
   void page(StorageBatchId id, std::uint32_t page, Status outcome) override {
+    if (outcome == Status::ok && checksums_ != nullptr && checksums_->recording()) {
+      record_checksums(fetched(id, page));
+    }
     const std::lock_guard lock(mutex_);
-    const auto found = in_flight_.find(id.value);
-    if (found == in_flight_.end() || page >= found->second.batch.pages() || found->second.told[page]) {
+    InFlight* batch = open_page(id, page);
+    if (batch == nullptr) {
       return complain("told of page " + std::to_string(page) + " of a batch that has no such open page");
     }
-    tell_page(found->second, page, outcome);
+    tell_page(*batch, page, outcome);
   }
   void ended(StorageBatchId id) override {
     const std::lock_guard lock(mutex_);
@@ -194,11 +197,12 @@ class StorageTier::Impl : public StorageSink {
       if (!batch.late) --running_of(batch.batch.operation);
       if (batch.failed_pages == batch.batch.pages()) {
         if (!batch.late) count_failure(now);
-      } else if (!batch.late && batch.batch.operation != StorageOperation::exists) {
+      } else if (!batch.late && batch.sent_pages > 0 && batch.batch.operation != StorageOperation::exists) {
         // Bytes have moved. What there is a backend may know by heart while its disk does not answer.
         breaker_.succeeded();
       }
-      push_event({id, StorageEvent::Kind::ended, 0, Status::ok, (now - batch.sent_ns) / 1000});
+      const std::uint64_t us = batch.sent_pages == 0 ? 0 : (now - batch.sent_ns) / 1000;
+      push_event({id, StorageEvent::Kind::ended, 0, Status::ok, us});
     }
     in_flight_.erase(found);
     publish_state();
@@ -208,7 +212,8 @@ class StorageTier::Impl : public StorageSink {
  private:
   struct InFlight {
     StorageBatch batch;
-    std::vector<bool> told;  // by page
+    std::vector<bool> told;        // by page
+    std::uint32_t sent_pages = 0;  // the leading ones: the backend does not know of more
     std::uint32_t failed_pages = 0;
     std::uint64_t sent_ns = 0;
     std::uint64_t deadline_ns = 0;
@@ -276,12 +281,44 @@ class StorageTier::Impl : public StorageSink {
         b.operation == StorageOperation::exists ? 0 : spec.shard_bytes() * spec.shards();
     meter(b.operation).add_page(good, bytes);
     if (b.id.value & kProbeBit) return;
-    if (good && b.operation == StorageOperation::get && checksums_ != nullptr && checksums_->recording()) {
-      for (const PoolExtent& buffer : b.buffers_of(page)) {
-        checksums_->record(buffer.offset, spec.shard_bytes());
+    push_event({b.id, StorageEvent::Kind::page, page, outcome, 0});
+  }
+  InFlight* open_page(StorageBatchId id, std::uint32_t page) {
+    const auto found = in_flight_.find(id.value);
+    if (found == in_flight_.end()) return nullptr;
+    InFlight& batch = found->second;
+    return page < batch.sent_pages && !batch.told[page] ? &batch : nullptr;
+  }
+
+  // --- checksums, without mutex_: summing up a page takes time
+
+  struct FetchedPage {
+    std::shared_ptr<const StorageNamespace> ns;  // null: no page that has been read
+    std::vector<PoolExtent> buffers;
+  };
+  FetchedPage fetched(StorageBatchId id, std::uint32_t page) {
+    const std::lock_guard lock(mutex_);
+    const InFlight* batch = open_page(id, page);
+    if (batch == nullptr || batch->batch.operation != StorageOperation::get) return {};
+    const auto buffers = batch->batch.buffers_of(page);
+    return {batch->batch.ns, {buffers.begin(), buffers.end()}};
+  }
+  void record_checksums(const FetchedPage& page) const {
+    for (const PoolExtent& buffer : page.buffers) {
+      checksums_->record_fetched(buffer.offset, page.ns->spec.shard_bytes());
+    }
+  }
+  // How many leading pages of a batch are what was written. Nothing behind a spoilt page is kept in storage:
+  // it could only be found through it.
+  [[nodiscard]] std::uint32_t fit_pages(const StorageBatch& batch) const {
+    const auto pages = static_cast<std::uint32_t>(batch.pages());
+    if (batch.operation != StorageOperation::put || checksums_ == nullptr) return pages;
+    for (std::uint32_t page = 0; page < pages; ++page) {
+      for (const PoolExtent& buffer : batch.buffers_of(page)) {
+        if (!checksums_->fit_for_storage(buffer.offset, batch.ns->spec.shard_bytes())) return page;
       }
     }
-    push_event({b.id, StorageEvent::Kind::page, page, outcome, 0});
+    return pages;
   }
 
   // --- the dispatcher's thread
@@ -319,6 +356,16 @@ class StorageTier::Impl : public StorageSink {
     for (const StorageBatchId id : cancels) backend->cancel(id);
     for (StorageBatch& batch : batches) {
       const StorageBatchId id = batch.id;
+      if (const std::uint32_t fit = fit_pages(batch); fit < batch.pages()) {
+        withhold(id, fit);
+        if (fit == 0) {
+          ended(id);
+          continue;
+        }
+        const std::size_t shards = batch.buffers.size() / batch.pages();
+        batch.hashes.resize(fit);
+        batch.buffers.resize(fit * shards);
+      }
       try {
         backend->submit(std::move(batch));
       } catch (const std::exception& e) {
@@ -327,6 +374,16 @@ class StorageTier::Impl : public StorageSink {
       }
     }
     return true;
+  }
+
+  // Ends the pages of a batch from `first` on, which is spoilt: the backend never hears of them.
+  void withhold(StorageBatchId id, std::uint32_t first) {
+    const std::lock_guard lock(mutex_);
+    InFlight& batch = in_flight_.at(id.value);
+    batch.sent_pages = first;
+    for (std::uint32_t page = first; page < batch.batch.pages(); ++page) {
+      tell_page(batch, page, page == first ? Status::corrupt : Status::dropped);
+    }
   }
 
   // Ends a batch that the backend did not take.
@@ -408,6 +465,7 @@ class StorageTier::Impl : public StorageSink {
     InFlight flight;
     flight.batch = batch;
     flight.told.resize(batch.pages());
+    flight.sent_pages = static_cast<std::uint32_t>(batch.pages());
     flight.sent_ns = now;
     flight.deadline_ns = batch.deadline_ns;
     in_flight_.emplace(batch.id.value, std::move(flight));

@@ -2,6 +2,7 @@
 #include <set>
 
 #include "tests/crash/crash_rig.hpp"
+#include "tests/crash/flip_bits.hpp"
 #include "tests/crash/region_surgeon.hpp"
 #include "tests/support/catch.hpp"
 
@@ -17,18 +18,6 @@ constexpr const char* kFull = R"({"integrity": {"checksums": "always", "verify":
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
-}
-
-// Flips one bit in the middle of each page of `pages`.
-void flip_bits(const std::string& name, const std::vector<std::uint32_t>& pages) {
-  const RegionSurgeon region(name);
-  auto fd = open_named(pool_object_name(name, 0), Mapping::Access::read_write);
-  REQUIRE(fd.ok());
-  auto pool = Mapping::map(fd->get(), *object_size(fd->get()), Mapping::Access::read_write);
-  REQUIRE(pool.ok());
-  for (const std::uint32_t page : pages) {
-    static_cast<std::uint8_t*>(pool->data())[region.tables().pages[page].pool_offset + 77] ^= 4;
-  }
 }
 
 struct Tally {

@@ -186,6 +186,16 @@ TEST_CASE("engines that may map the pool are named one by one") {
   check_one_fault(R"({"pool": {"map_uids": [-1]}})", "pool.map_uids: found [-1]");
 }
 
+TEST_CASE("verify full is refused where some pages would have no checksum") {
+  for (const char* policy : {"off", "storage", "sampled"}) {
+    const auto faults =
+        faults_of(R"({"integrity": {"verify": "full", "checksums": ")" + std::string(policy) + "\"}}");
+    INFO(policy);
+    CHECK(faults[0].rfind("integrity.verify: found \"full\", which needs integrity.checksums \"always\"",
+                          0) == 0);
+  }
+}
+
 TEST_CASE("a reload takes the keys that may change") {
   Config current;
   const auto next = parse_config(
