@@ -97,6 +97,17 @@ class ConfigReader {
             "checksum can't be verified");
     require(i.checksums == ChecksumPolicy::off || checksums_available(),
             "integrity.checksums: expected \"off\", because this hicached was built without xxHash");
+    for (const std::uint32_t uid : config_.socket.read_only_uids) {
+      const auto lists = [uid](const std::vector<std::uint32_t>& uids) {
+        return std::find(uids.begin(), uids.end(), uid) != uids.end();
+      };
+      const auto only_here = [&](const std::vector<std::uint32_t>& uids, const std::string& key) {
+        require(!lists(uids), "socket.read_only_uids: found " + std::to_string(uid) + ", which " + key +
+                                  " has too: expected it in one of them");
+      };
+      only_here(config_.socket.allowed_uids, "socket.allowed_uids");
+      only_here(config_.pool.map_uids, "pool.map_uids");
+    }
     const auto& e = config_.eviction;
     require(e.low_watermark <= e.high_watermark || e.high_watermark == 0.0,
             "eviction.low_watermark: found " + Json(e.low_watermark).dump() +

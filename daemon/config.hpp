@@ -36,6 +36,7 @@ struct Config {
   struct Socket {
     std::string path;                                // "" = default_socket_path(name)
     std::vector<std::uint32_t> allowed_uids;         // besides root and the daemon's own user (reload)
+    std::vector<std::uint32_t> read_only_uids;       // likewise, but never to change anything (reload)
     std::uint32_t max_connections = 256;             // further ones are refused at once (reload)
     std::uint32_t max_connections_per_process = 64;  // of them (reload)
   } socket;
@@ -127,6 +128,10 @@ struct Config {
     std::uint32_t namespaces = 64;          // at most 4096
     std::uint32_t leases = 4096;            // in all, at most 1 Mi
     std::uint32_t leases_per_group = 1024;  // (reload)
+    // Of one client: operations that have not ended, and bytes of the lists in its arena that they name, each
+    // as often as it is named (0 = arena_bytes).
+    std::uint32_t operations_per_client = 512;  // (reload)
+    std::uint64_t arena_in_flight_bytes = 0;    // (reload)
     // Part of the pool that the attached TP groups can be sure to pin, split evenly; the rest is for who asks
     // first.
     double guaranteed_share = 0.5;                 // (reload)

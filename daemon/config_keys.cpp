@@ -48,8 +48,9 @@ ConfigKey integer(std::string path, bool reload, std::uint32_t low, std::uint32_
 }
 
 template <class Member>
-ConfigKey bytes(std::string path, std::uint64_t low, std::uint64_t high, bool power, Member member) {
-  return {std::move(path), false,
+ConfigKey bytes(std::string path, std::uint64_t low, std::uint64_t high, bool power, Member member,
+                bool reload = false) {
+  return {std::move(path), reload,
           std::string("a number of bytes or text such as \"64MiB\"") + (power ? ", a power of two" : "") +
               ", from " + format_bytes(low) + " to " + format_bytes(high),
           [member](const Config& c) { return Json(format_bytes(member(c))); },
@@ -261,6 +262,7 @@ std::vector<ConfigKey> make_keys() {
       HICACHE_MEMBER(socket.path),
       [](const std::string& s) { return s.empty() || (s.front() == '/' && s.size() <= kMaxSocketPath); }));
   k.push_back(user_ids("socket.allowed_uids", HICACHE_MEMBER(socket.allowed_uids)));
+  k.push_back(user_ids("socket.read_only_uids", HICACHE_MEMBER(socket.read_only_uids)));
   k.push_back(
       integer("socket.max_connections", kReload, 1, 65536, kAny, HICACHE_MEMBER(socket.max_connections)));
   k.push_back(integer("socket.max_connections_per_process", kReload, 1, 65536, kAny,
@@ -325,6 +327,10 @@ std::vector<ConfigKey> make_keys() {
   k.push_back(integer("limits.leases", kFixed, 1, 1u << 20, kAny, HICACHE_MEMBER(limits.leases)));
   k.push_back(integer("limits.leases_per_group", kReload, 1, 1u << 20, kAny,
                       HICACHE_MEMBER(limits.leases_per_group)));
+  k.push_back(integer("limits.operations_per_client", kReload, 1, kMaxRingEntries, kAny,
+                      HICACHE_MEMBER(limits.operations_per_client)));
+  k.push_back(bytes("limits.arena_in_flight_bytes", 0, 2 * kGiB, kAny,
+                    HICACHE_MEMBER(limits.arena_in_flight_bytes), kReload));
   k.push_back(fraction("limits.guaranteed_share", kReload, HICACHE_MEMBER(limits.guaranteed_share)));
   k.push_back(integer("limits.submission_entries", kFixed, 2, kMaxRingEntries / 2, kPower,
                       HICACHE_MEMBER(limits.submission_entries)));

@@ -41,6 +41,9 @@ namespace hicache {
   X(completion_ring_full, "turns in which a client was not served because its completions were unread") \
   X(quota_leases, "reserves refused because the group has limits.leases_per_group open leases")         \
   X(quota_pages, "operations that got fewer pages because other groups are guaranteed the room")        \
+  X(quota_operations, "operations refused because of limits.operations_per_client")                     \
+  X(quota_arena, "operations refused because of limits.arena_in_flight_bytes")                          \
+  X(read_only_refused, "operations and commands refused because the user may only read")                \
   X(connections_refused, "connections refused by a limit or the allow-list of the socket")              \
   X(late_wakes, "time-outs that found work published more than 1 ms before")                            \
   X(parks, "times the coordinator went to sleep")                                                       \

@@ -22,6 +22,9 @@ constexpr std::uint32_t kProtocolMax = 1;
 constexpr std::uint64_t kFeatureStaging = 1;
 // io_backend kernel: the rank maps the pool and moves its pages itself (shm/kernel_layout.hpp).
 constexpr std::uint64_t kFeatureKernel = 2;
+// In force where the client's user may only read (socket.read_only_uids): the library says so by name before
+// it asks for what would be refused.
+constexpr std::uint64_t kFeatureReadOnly = 4;
 
 enum class Role : std::uint32_t {
   rank = 1,       // owns device buffers, takes part in group decisions

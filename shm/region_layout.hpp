@@ -159,7 +159,8 @@ struct alignas(kCacheLine) ClientEntry {
   A32 host_page_refusals;
   A64 pool_tag;                        // not 0: it maps the pool; whatever is leased to it carries this tag
   A64 host_handles[kShownHandles][2];  // that changed last: HostHandle, then its key
-  A64 reserved0[2];
+  A64 over_quota;                      // operations refused because of a quota of this client
+  A64 reserved0;
 };
 static_assert(sizeof(ClientEntry) == 512);
 

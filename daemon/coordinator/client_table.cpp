@@ -51,6 +51,8 @@ Client* ClientTable::admit(const AttachRequest& request, std::uint64_t instance_
   client.open_operations = client.owed_returns = client.copies_in_flight = 0;
   client.has_new_completions = false;
   client.handle_changes = client.refusals = 0;
+  client.read_only = request.read_only;
+  client.lists = {};
 
   auto* base = static_cast<std::uint8_t*>(request.channel->data());
   client.header = reinterpret_cast<ChannelHeader*>(base);
@@ -84,6 +86,7 @@ Client* ClientTable::admit(const AttachRequest& request, std::uint64_t instance_
   for (auto& handle : e.host_handles) {
     for (A64& word : handle) word.store(0, kRelaxed);
   }
+  e.over_quota.store(0, kRelaxed);
   store_text(e.engine, request.hello.engine);
   set_state(client, ClientState::attached);
   mirror_rings(client);

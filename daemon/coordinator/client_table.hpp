@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "daemon/coordinator/open_lists.hpp"
 #include "daemon/coordinator/requests.hpp"
 #include "shm/ring.hpp"
 
@@ -19,6 +20,7 @@ struct Client {
   ClientState state = ClientState::free;
   Role role = Role::rank;
   std::uint32_t tp_rank = 0;
+  bool read_only = false;  // its user may not change what is cached
   GroupSlot group;
   NamespaceId attached_namespace;  // the one it was counted in
   std::shared_ptr<Mapping> channel;
@@ -36,6 +38,7 @@ struct Client {
   bool has_new_completions = false;    // since the last kick round
   std::uint32_t handle_changes = 0;    // of its controller's handles, as of its last agreement
   std::uint32_t refusals = 0;          // wrong transitions of them, as of then
+  OpenLists lists;                     // of the open operations
 
   // Completion slots that may become needed: nothing is read from the ring while they could run out.
   [[nodiscard]] std::uint32_t slots_spoken_for() const { return open_operations * 2 + owed_returns; }

@@ -159,6 +159,8 @@ void Coordinator::Impl::control(ControlRequest& request) {
                       {"device_pages", get(e.device_pages)},
                       {"operations", get(e.operations)},
                       {"errors", get(e.errors)},
+                      {"over_quota", get(e.over_quota)},
+                      {"read_only", client.read_only},
                       {"open_operations", client.open_operations},
                       {"copies_in_flight", client.copies_in_flight},
                       {"bytes_written", get(e.bytes_written)},

@@ -141,6 +141,7 @@ void Coordinator::Impl::complete(Client& client, const Completion& completion) {
   if ((completion.flags & Completion::kPagesReturned) == 0) {
     assert(client.open_operations > 0);
     --client.open_operations;
+    client.lists.drop(completion.operation_sequence);
     note(FlightEvent::complete, &client, completion.opcode, completion.status, completion.lease,
          completion.user_data, completion.written + completion.hits);
     if (completion.status != Status::ok) {
@@ -240,6 +241,8 @@ void Coordinator::Impl::handle(CoordinatorRequest& request) {
           reload(r.config);
         } else if constexpr (std::is_same_v<T, ConnectionRefused>) {
           stats.add(Counter::connections_refused);
+        } else if constexpr (std::is_same_v<T, ReadOnlyRefused>) {
+          stats.add(Counter::read_only_refused);
         } else if constexpr (std::is_same_v<T, UsablePoolRequest>) {
           pages.slots().set_usable_bytes(r.bytes);
           stats.set(Counter::usable_pool_bytes, pages.slots().usable_bytes());

@@ -1,6 +1,7 @@
 // The coordinator's inside. One class, one thread; its methods are in files by what they decide:
 //   coordinator.cpp  the serving loop, sleeping and waking, completions
 //   operations.cpp   what a submission must look like; nop, reserve, load, release
+//   admission.cpp    what a client's role and quotas allow
 //   writes.cpp       group writes: allocation, publication in prefix order, failure
 //   membership.cpp   attach, device buffers, loss of a client
 //   pool_mappers.cpp ranks that map the pool, and pages that an earlier daemon leased to such ranks
@@ -91,6 +92,8 @@ struct Coordinator::Impl {
   // --- operations.cpp
   void execute(Client& client, const Submission& submission);
   Status check(const Client& client, const Submission& submission) const;
+  // Whether the client's role and quotas allow it now; takes its list into account until it ends.
+  Status admit(Client& client, const Submission& submission, std::uint64_t sequence);
   void execute_reserve(Client& client, const Submission& submission, std::uint64_t sequence);
   void execute_load(Client& client, const Submission& submission, std::uint64_t sequence);
   [[nodiscard]] std::optional<GroupLoad> group_load(const Client& client, const Lease& lease,

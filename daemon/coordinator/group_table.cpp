@@ -69,12 +69,13 @@ GroupTable::GroupTable(std::span<GroupEntry> entries, NamespaceTable& namespaces
 }
 
 Group* GroupTable::find_or_create(const std::string& engine, const PrefixHash& base_digest,
-                                  std::uint64_t spec_epoch, NamespaceId ns, std::uint32_t tp_size) {
+                                  std::uint64_t spec_epoch, NamespaceId ns, std::uint32_t tp_size,
+                                  bool read_only) {
   Group* free_group = nullptr;
   for (Group& group : groups_) {
     if (group.state == GroupState::free && free_group == nullptr) free_group = &group;
     if (group.state == GroupState::active && group.engine == engine && group.base_digest == base_digest &&
-        group.spec_epoch == spec_epoch) {
+        group.spec_epoch == spec_epoch && group.read_only == read_only) {
       return &group;
     }
   }
@@ -87,6 +88,7 @@ Group* GroupTable::find_or_create(const std::string& engine, const PrefixHash& b
   group.namespace_id = ns;
   namespaces_.hold(ns);
   group.tp_size = tp_size;
+  group.read_only = read_only;
   group.members.assign(tp_size, ClientSlot::none());
   group.scheduler = ClientSlot::none();
   group.node = NumaNode::none();

@@ -77,6 +77,7 @@ struct Group {
   std::uint64_t spec_epoch = 0;  // weights epoch the engine asked for
   NamespaceId namespace_id;      // new leases use it; changes with a bump
   std::uint32_t tp_size = 1;
+  bool read_only = false;           // of users who may only read: they never share a group with others
   std::vector<ClientSlot> members;  // by tp rank, none = not attached
   ClientSlot scheduler;
   NumaNode node;  // of all the members' devices; none = of several, or not known
@@ -95,7 +96,7 @@ class GroupTable {
 
   // The active group of this engine and namespace, made when there is none. nullptr when the table is full.
   Group* find_or_create(const std::string& engine, const PrefixHash& base_digest, std::uint64_t spec_epoch,
-                        NamespaceId ns, std::uint32_t tp_size);
+                        NamespaceId ns, std::uint32_t tp_size, bool read_only);
   [[nodiscard]] Group& get(GroupSlot slot) { return groups_[slot.value]; }
   // Puts a client in its place; exists when the place is taken.
   Status join(Group& group, Role role, std::uint32_t tp_rank, ClientSlot client);

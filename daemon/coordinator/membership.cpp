@@ -37,7 +37,7 @@ void Coordinator::Impl::attach(AttachRequest& request) {
   auto ns = namespaces.find_or_create(hello.spec);
   if (!ns) return refuse(ns.status(), ns.error().message);
   Group* group = groups.find_or_create(hello.engine, hello.spec.base_digest(), hello.spec.weights_epoch, *ns,
-                                       hello.spec.tp_size);
+                                       hello.spec.tp_size, request.read_only);
   if (group == nullptr) return refuse(Status::again, "all groups are in use: raise limits.clients");
   const ClientSlot place = hello.role == Role::scheduler ? group->scheduler : group->members[hello.tp_rank];
   if (place) {

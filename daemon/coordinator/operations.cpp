@@ -164,6 +164,8 @@ void Coordinator::Impl::execute(Client& client, const Submission& submission) {
   if (stopping.load(kRelaxed) && !ends_something) {
     return answer(client, submission, sequence, Status::shutting_down);
   }
+  if (const Status admitted = admit(client, submission, sequence); admitted != Status::ok)
+    return answer(client, submission, sequence, admitted);
   const auto scope = commit();
   switch (submission.opcode) {
     case Opcode::reserve:

@@ -33,7 +33,8 @@ struct AttachAnswer {
 struct AttachRequest {
   Hello hello;
   std::uint32_t uid = 0;
-  std::uint32_t pid = 0;  // as the kernel says
+  std::uint32_t pid = 0;   // as the kernel says
+  bool read_only = false;  // by socket.read_only_uids
   std::uint64_t start_ticks = 0;
   std::shared_ptr<Mapping> channel;  // zeroed memfd of geometry.total_bytes
   ChannelGeometry geometry;
@@ -80,6 +81,9 @@ struct ReloadRequest {
 // A connection was refused by a limit or the allow-list.
 struct ConnectionRefused {};
 
+// A user who may only read asked for a command that changes something.
+struct ReadOnlyRefused {};
+
 // New slots may only be taken from this many bytes at the pool's start: the rest is not pinned yet.
 struct UsablePoolRequest {
   std::uint64_t bytes = 0;
@@ -90,8 +94,9 @@ struct StorageNews {};
 // What storage holds is no longer what it was: another backend, or none, or an empty one.
 struct StorageChanged {};
 
-using CoordinatorRequest = std::variant<AttachRequest, BuffersRequest, GoneRequest, ControlRequest,
-                                        ReloadRequest, ConnectionRefused, UsablePoolRequest, StorageNews,
-                                        StorageChanged, BreachRequest, MapperGoneRequest, TransferDone>;
+using CoordinatorRequest =
+    std::variant<AttachRequest, BuffersRequest, GoneRequest, ControlRequest, ReloadRequest, ConnectionRefused,
+                 UsablePoolRequest, StorageNews, StorageChanged, BreachRequest, MapperGoneRequest,
+                 ReadOnlyRefused, TransferDone>;
 
 }  // namespace hicache::daemon

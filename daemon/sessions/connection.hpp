@@ -38,6 +38,7 @@ struct Connection {
   std::uint64_t wanted_features = 0;
   Role role = Role::rank;
   std::uint32_t tp_rank = 0;
+  bool read_only = false;  // by socket.read_only_uids, when it attached
   ChannelGeometry geometry;
   std::shared_ptr<Mapping> channel;
   UniqueFd channel_fd;  // until Welcome has been sent

@@ -87,7 +87,7 @@ Outcome make_channel(Connection& c, const Config::Limits& limits) {
 Welcome make_welcome(const Connection& c, const DaemonFacts& facts, const Config& config) {
   Welcome welcome;
   welcome.protocol = c.protocol;
-  welcome.features = c.wanted_features & features_of(config);
+  welcome.features = c.wanted_features & (features_of(config) | (c.read_only ? kFeatureReadOnly : 0));
   if (c.kernel != nullptr) welcome.features |= kFeatureKernel;
   welcome.instance_epoch = facts.instance_epoch;
   welcome.region_bytes = facts.region_bytes;

@@ -53,7 +53,7 @@ std::string printable(std::string text) {
 }
 
 // What a user may ask who may attach but not change the daemon.
-bool reads_only(const std::vector<std::string>& arguments) {
+bool changes_nothing(const std::vector<std::string>& arguments) {
   if (arguments.empty()) return true;
   const std::string& command = arguments.front();
   if (command == "storage") return arguments.size() == 2 && arguments[1] == "status";
@@ -108,6 +108,10 @@ class SessionServer::Impl {
     return it == connections_.end() ? nullptr : it->second.get();
   }
   [[nodiscard]] bool allowed(std::uint32_t uid) const;
+  [[nodiscard]] bool reads_only(std::uint32_t uid) const;
+  [[nodiscard]] bool open_to_others() const {
+    return !config_.socket.allowed_uids.empty() || !config_.socket.read_only_uids.empty();
+  }
   // Without those that are only told why they are refused.
   [[nodiscard]] std::size_t connections_of(std::uint32_t pid) const;
 
@@ -140,7 +144,7 @@ SessionServer::Impl::~Impl() {
 }
 
 Outcome SessionServer::Impl::listen() {
-  auto listener = listen_unix(socket_path_, !config_.socket.allowed_uids.empty());
+  auto listener = listen_unix(socket_path_, open_to_others());
   if (!listener) return listener.error();
   listener_ = std::move(*listener);
   epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
@@ -220,7 +224,7 @@ bool SessionServer::Impl::take_events() {
     if (std::holds_alternative<Draining>(event)) draining_ = true;
     if (auto* next = std::get_if<Reconfigured>(&event)) {
       config_ = std::move(next->config);
-      const mode_t mode = config_.socket.allowed_uids.empty() ? 0600 : 0666;
+      const mode_t mode = open_to_others() ? 0666 : 0600;
       if (::chmod(socket_path_.c_str(), mode) != 0) {
         spdlog::warn("cannot change the mode of {}: {}", socket_path_, std::strerror(errno));
       }
@@ -231,7 +235,13 @@ bool SessionServer::Impl::take_events() {
 
 bool SessionServer::Impl::allowed(std::uint32_t uid) const {
   const auto& uids = config_.socket.allowed_uids;
-  return uid == 0 || uid == ::geteuid() || std::find(uids.begin(), uids.end(), uid) != uids.end();
+  return uid == 0 || uid == ::geteuid() || std::find(uids.begin(), uids.end(), uid) != uids.end() ||
+         reads_only(uid);
+}
+
+bool SessionServer::Impl::reads_only(std::uint32_t uid) const {
+  const auto& uids = config_.socket.read_only_uids;
+  return uid != 0 && uid != ::geteuid() && std::find(uids.begin(), uids.end(), uid) != uids.end();
 }
 
 std::size_t SessionServer::Impl::connections_of(std::uint32_t pid) const {
@@ -266,7 +276,7 @@ void SessionServer::Impl::admit(UniqueFd socket) {
     c->refusal =
         Reply{Status::not_permitted,
               fmt::format("user {} may not attach to daemon '{}': expected root, user {}, or one listed in "
-                          "socket.allowed_uids",
+                          "socket.allowed_uids or socket.read_only_uids",
                           peer->uid, config_.name, ::geteuid())};
   } else if (connections_.size() - refusals_ >= config_.socket.max_connections) {
     c->refusal = Reply{Status::again, fmt::format("daemon '{}' has {} connections, as many as "
@@ -379,6 +389,15 @@ void SessionServer::Impl::on_hello(Connection& c, const Hello& hello) {
 Outcome SessionServer::Impl::grant_pool(Connection& c, const Hello& hello) const {
   if (hello.role != Role::rank || (hello.features & kFeatureKernel) == 0) return success();
   if (auto may = may_map_pool(hello, c.peer.uid, config_); !may) return may;
+  // Whoever maps the pool can change its bytes.
+  if (reads_only(c.peer.uid)) {
+    return Error{
+        Status::not_permitted,
+        fmt::format("user {} is read-only, by socket.read_only_uids of daemon '{}', and may not map the "
+                    "pool, as io_backend kernel does",
+                    c.peer.uid, config_.name),
+        0};
+  }
   auto link = KernelLink::create(ProcessIdentity{c.peer.pid, c.start_ticks});
   if (!link) return link.error();
   c.kernel = std::move(*link);
@@ -394,6 +413,8 @@ void SessionServer::Impl::begin_attach(Connection& c, const Hello& hello) {
   request.hello = hello;
   request.uid = c.peer.uid;
   request.pid = c.peer.pid;
+  c.read_only = reads_only(c.peer.uid);
+  request.read_only = c.read_only;
   request.start_ticks = c.start_ticks;
   request.channel = c.channel;
   request.geometry = c.geometry;
@@ -429,8 +450,8 @@ void SessionServer::Impl::on_attach_answer(const AttachAnswered& event) {
   if (!send(*c, make_welcome(*c, facts_, config_), fds)) return;
   c->channel_fd.reset();
   HICACHE_CRASH_POINT(attach_welcome_sent);
-  spdlog::info("client {} attached: pid {}, uid {}, {} {}", answer.client.value, c->peer.pid, c->peer.uid,
-               to_string(c->role), c->tp_rank);
+  spdlog::info("client {} attached: pid {}, uid {}, {} {}{}", answer.client.value, c->peer.pid, c->peer.uid,
+               to_string(c->role), c->tp_rank, c->read_only ? ", only for reading" : "");
 }
 
 void SessionServer::Impl::on_register(Connection& c, RegisterBuffers buffers, std::vector<UniqueFd> fds) {
@@ -461,9 +482,12 @@ void SessionServer::Impl::on_register(Connection& c, RegisterBuffers buffers, st
 }
 
 void SessionServer::Impl::on_control(Connection& c, Control control) {
-  if (c.peer.uid != 0 && c.peer.uid != ::geteuid() && !reads_only(control.arguments)) {
+  if (c.peer.uid != 0 && c.peer.uid != ::geteuid() && !changes_nothing(control.arguments)) {
+    const bool reader = reads_only(c.peer.uid);
+    if (reader) post_(ReadOnlyRefused{});
     refuse(c, Status::not_permitted,
-           fmt::format("user {} may not {}: only root and user {} may", c.peer.uid, control.arguments.front(),
+           fmt::format("user {}{} may not {}: only root and user {} may", c.peer.uid,
+                       reader ? " (read-only, by socket.read_only_uids)" : "", control.arguments.front(),
                        ::geteuid()));
     return;
   }

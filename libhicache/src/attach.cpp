@@ -186,6 +186,7 @@ Result<std::unique_ptr<Session>> Session::attach(const AttachOptions& options) {
       connect_unix(options.socket_path.empty() ? default_socket_path(options.name) : options.socket_path);
   if (!socket) return socket.error();
   Hello hello;
+  hello.features |= kFeatureReadOnly;
   const bool by_kernel = options.role == Role::rank && options.io_backend == IoBackend::kernel;
   if (by_kernel) {
     hello.features |= kFeatureKernel;

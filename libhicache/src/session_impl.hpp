@@ -78,6 +78,8 @@ struct HICACHE_LOCAL Session::Impl {
   Result<Ticket> post_locked(Submission& submission, std::span<const std::uint8_t> lists,
                              std::uint64_t result_bytes);
   Outcome check_pages(std::span<const DevicePage> pages) const;
+  // not_permitted, with the user's id, where the daemon lets this user only read.
+  Outcome may_change(const char* what) const;
   Outcome check_states(std::span<const DevicePage> pages, std::span<const DevicePage> states) const;
   [[nodiscard]] Error end_error() const;
 

@@ -138,6 +138,14 @@ Outcome Session::Impl::check_states(std::span<const DevicePage> pages,
   return success();
 }
 
+Outcome Session::Impl::may_change(const char* what) const {
+  if ((attached.welcome.features & kFeatureReadOnly) == 0) return success();
+  return Error{Status::not_permitted,
+               "user " + std::to_string(::geteuid()) +
+                   " is attached only for reading (socket.read_only_uids of the daemon) and may not " + what,
+               0};
+}
+
 Outcome Session::Impl::check_pages(std::span<const DevicePage> pages) const {
   if (role != Role::rank) {
     return Error{Status::not_permitted, "a " + std::string(to_string(role)) + " has no device pages to copy",
@@ -200,6 +208,7 @@ Result<Ticket> Session::write(LeaseId lease, std::uint32_t first, std::span<cons
                               std::span<const DevicePage> states) {
   follow_daemon();
   if (impl_->fork.forked()) return forked_error();
+  if (const auto allowed = impl_->may_change("write"); !allowed) return allowed.error();
   if (const auto checked = impl_->check_pages(pages); !checked) return checked.error();
   if (const auto checked = impl_->check_states(pages, states); !checked) return checked.error();
   if (fence && fence->index >= kWriteFences) {
@@ -281,6 +290,7 @@ Result<Ticket> Session::agree(std::uint64_t number, std::uint32_t deadline_ms) {
 Result<Ticket> Session::prefetch(LeaseId lease, std::uint32_t first, std::uint32_t count,
                                  std::optional<PrefetchPolicy> policy, std::uint32_t deadline_ms) {
   follow_daemon();
+  if (const auto allowed = impl_->may_change("prefetch"); !allowed) return allowed.error();
   if (const auto checked = check_range("prefetch", count); !checked) return checked.error();
   Submission s;
   s.opcode = Opcode::prefetch;

@@ -55,7 +55,7 @@ TEST_CASE("an empty configuration is the default one and prints every key") {
 
 TEST_CASE("a configuration in which every key differs from its default survives printing and parsing") {
   auto json = nlohmann::ordered_json::parse(R"({
-    "name": "other", "socket": {"path": "/tmp/x.sock", "allowed_uids": [1000, 1001], "max_connections": 7,
+    "name": "other", "socket": {"path": "/tmp/x.sock", "allowed_uids": [1000, 1001], "read_only_uids": [1003], "max_connections": 7,
                "max_connections_per_process": 6},
     "pool": {"bytes": "96MiB", "segment_bytes": 65536, "max_pages": 12345, "memory_reserve": "2GiB", "huge_pages": "prefer",
              "numa": "off", "map_engines": ["sglang-0"], "map_uids": [1002]},
@@ -67,6 +67,7 @@ TEST_CASE("a configuration in which every key differs from its default survives 
     "transfer": {"threads": 3, "method": "layer_major", "streams": 2, "block_quota": 8, "staging_blocks": 8}, "cuda": {"mode": "off"},
     "mla": {"load": "direct", "wait_us": 16},
     "limits": {"clients": 9, "namespaces": 10, "leases": 11, "leases_per_group": 12, "guaranteed_share": 0.25,
+               "operations_per_client": 17, "arena_in_flight_bytes": "32KiB",
                "submission_entries": 32, "completion_entries": 128, "arena_bytes": "64KiB", "operation_deadline_ms": 13,
                "max_deadline_ms": 14, "hello_deadline_ms": 15},
     "storage": {"backend": "memory", "prefetch_threshold_tokens": 1, "prefetch_policy": "best_effort",
@@ -108,6 +109,7 @@ TEST_CASE("a value of the wrong type is refused with what was found and what was
   check_one_fault(R"({"name": 7})", "name: found 7");
   check_one_fault(R"({"socket": {"allowed_uids": "root"}})", "socket.allowed_uids: found \"root\"");
   check_one_fault(R"({"socket": {"allowed_uids": [1, -1]}})", "socket.allowed_uids: found [1,-1]");
+  check_one_fault(R"({"socket": {"read_only_uids": [1.5]}})", "socket.read_only_uids: found [1.5]");
   check_one_fault(R"({"pool": 5})", "pool: found 5, expected an object");
   check_one_fault(R"({"pool": {"max_pages": 1.5}})", "pool.max_pages: found 1.5");
   check_one_fault(R"({"pool": {"max_pages": "1000"}})", "pool.max_pages: found \"1000\"");
@@ -184,6 +186,13 @@ TEST_CASE("engines that may map the pool are named one by one") {
   check_one_fault(R"({"pool": {"map_engines": "sglang"}})", "pool.map_engines: found \"sglang\"");
   check_one_fault(R"({"pool": {"map_engines": ["a", ""]}})", "pool.map_engines: found [\"a\",\"\"]");
   check_one_fault(R"({"pool": {"map_uids": [-1]}})", "pool.map_uids: found [-1]");
+}
+
+TEST_CASE("a user may be listed to change things or only to read, not both") {
+  check_one_fault(R"({"socket": {"allowed_uids": [7, 8], "read_only_uids": [8]}})",
+                  "socket.read_only_uids: found 8, which socket.allowed_uids has too");
+  check_one_fault(R"({"socket": {"read_only_uids": [8]}, "pool": {"map_uids": [8]}})",
+                  "socket.read_only_uids: found 8, which pool.map_uids has too");
 }
 
 TEST_CASE("verify full is refused where some pages would have no checksum") {

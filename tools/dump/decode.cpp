@@ -143,6 +143,7 @@ std::vector<ClientRow> decode_clients(const ConstTables& t) {
     r.copies_in_flight = get(e.copies_in_flight);
     r.operations = get(e.operations);
     r.errors = get(e.errors);
+    r.over_quota = get(e.over_quota);
     r.bytes_written = get(e.bytes_written);
     r.bytes_loaded = get(e.bytes_loaded);
     r.last_operation_ns = get(e.last_operation_ns);

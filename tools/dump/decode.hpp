@@ -43,6 +43,7 @@ struct ClientRow {
   std::uint32_t sq_head = 0, sq_tail_seen = 0, cq_tail = 0, cq_head_seen = 0;
   std::uint32_t operations_in_flight = 0, copies_in_flight = 0;
   std::uint64_t operations = 0, errors = 0, bytes_written = 0, bytes_loaded = 0, last_operation_ns = 0;
+  std::uint64_t over_quota = 0;
   HostPageCounts host_pages;  // all zero: no controller
   bool maps_pool = false;     // io_backend kernel
 };

@@ -140,6 +140,7 @@ Json clients_json(const ConstTables& t) {
                     {"device_pages", c.device_pages},
                     {"operations", c.operations},
                     {"errors", c.errors},
+                    {"over_quota", c.over_quota},
                     {"bytes_written", c.bytes_written},
                     {"bytes_loaded", c.bytes_loaded},
                     {"last_operation_ns", c.last_operation_ns},

@@ -62,6 +62,8 @@ struct ClientMetric {
 constexpr ClientMetric kClientMetrics[] = {
     {"hicache_client_operations_total", "ring entries executed", "counter", &ClientRow::operations},
     {"hicache_client_errors_total", "operations that ended with an error", "counter", &ClientRow::errors},
+    {"hicache_client_over_quota_total", "operations refused because of a quota of the client", "counter",
+     &ClientRow::over_quota},
     {"hicache_client_bytes_written_total", "bytes copied device to host", "counter",
      &ClientRow::bytes_written},
     {"hicache_client_bytes_loaded_total", "bytes copied host to device", "counter", &ClientRow::bytes_loaded},

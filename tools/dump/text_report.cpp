@@ -156,9 +156,9 @@ void write_ranks(Output& out, const ConstTables& t) {
   for (const ClientRow& c : clients) {
     out.line(
         "client      {} gen {} {} {} {} of group {} namespace {} '{}' pid {} uid {} since {} device pages {} "
-        "operations {} errors {} written {} loaded {}{}",
+        "operations {} errors {} over quota {} written {} loaded {}{}",
         c.slot, c.generation, c.state, c.role, c.tp_rank, id_text(c.group), id_text(c.namespace_id), c.engine,
-        c.pid, c.uid, utc(c.attached_unix_ns), c.device_pages, c.operations, c.errors,
+        c.pid, c.uid, utc(c.attached_unix_ns), c.device_pages, c.operations, c.errors, c.over_quota,
         bytes_text(c.bytes_written), bytes_text(c.bytes_loaded), c.maps_pool ? ", maps the pool" : "");
     write_host_pages(out, c);
   }
