@@ -227,8 +227,10 @@ TEST_CASE("a daemon killed at any moment of a write load leaves a region whose p
         for (std::uint32_t i = 0; i < missing; ++i) rank.fill(pages[i], hashes[reserved.hits + i]);
         if (missing > 0) rank.run(rank.session().write(reserved.lease, reserved.hits, pages));
         rank.run(rank.session().release(reserved.lease));
+        if (n == 1) std::printf("written\n"), std::fflush(stdout);
       }
     });
+    REQUIRE(writer.read_line() == "written");  // a page for certain, however slow the machine
     const timespec nap{0, static_cast<long>(20'000'000 + random() % 60'000'000)};
     ::nanosleep(&nap, nullptr);
     daemon.kill9();
