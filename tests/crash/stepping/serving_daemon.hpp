@@ -66,9 +66,15 @@ class ServingDaemon {
   void share_with_forks(const daemon::Client& client) {
     for (const auto& [data, size] : shared_memory(client)) ::madvise(data, size, MADV_DOFORK);
   }
-  // In a forked child: its own copies of everything that the daemon shares, as they are now.
+  // In a forked child: its own copies of everything that the daemon shares with anybody, as they are now.
+  // What one child does must be seen neither by the parent nor by the next one.
   void part_from_parent(const daemon::Client& client) {
-    for (const auto& [data, size] : shared_memory(client)) {
+    auto list = shared_memory(client);
+    auto& clients = inside_.coordinator().clients;
+    for (const ClientSlot slot : clients.attached()) {
+      if (&clients.get(slot) != &client) add_memory_of(clients.get(slot), list);
+    }
+    for (const auto& [data, size] : list) {
       std::vector<std::uint8_t> copy(size);
       std::memcpy(copy.data(), data, size);
       if (::mmap(data, size, PROT_READ | PROT_WRITE, MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != data)
@@ -83,14 +89,16 @@ class ServingDaemon {
     options.mode = daemon::CudaMode::off;
     return daemon::make_cuda_path(options);
   }
-  std::vector<std::pair<void*, std::size_t>> shared_memory(const daemon::Client& client) {
-    std::vector<std::pair<void*, std::size_t>> list = {
-        {inside_.tables().header, inside_.region().region_bytes()},
-        {inside_.region().pool(), inside_.region().pool_bytes()},
-        {client.channel->data(), client.channel->size()}};
-    if (client.memory != nullptr) {
-      for (const Mapping& m : client.memory->allocations) list.emplace_back(m.data(), m.size());
-    }
+  using MemoryList = std::vector<std::pair<void*, std::size_t>>;
+  static void add_memory_of(const daemon::Client& client, MemoryList& list) {
+    list.emplace_back(client.channel->data(), client.channel->size());
+    if (client.memory == nullptr) return;
+    for (const Mapping& m : client.memory->allocations) list.emplace_back(m.data(), m.size());
+  }
+  MemoryList shared_memory(const daemon::Client& client) {
+    MemoryList list = {{inside_.tables().header, inside_.region().region_bytes()},
+                       {inside_.region().pool(), inside_.region().pool_bytes()}};
+    add_memory_of(client, list);
     return list;
   }
 

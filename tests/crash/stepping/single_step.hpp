@@ -26,8 +26,8 @@ class SteppedProcess {
   // In the child: stands still until the test lets it go on.
   static void mark();
 
-  // Called again and again while the child runs without stopping: it may wait for something that the test
-  // must do.
+  // Called again and again while the child sleeps without having stopped: it waits for something that the
+  // test must do.
   void while_it_runs(std::function<void()> serve) { serve_ = std::move(serve); }
 
   // Lets the child run to its next mark. False when it ended first.
@@ -46,6 +46,7 @@ class SteppedProcess {
  private:
   // False when the child has ended; else `signal_` is what stopped it.
   bool await_stop();
+  [[nodiscard]] bool asleep() const;
   void go_on(int request, int signal);
 
   pid_t pid_ = -1;
