@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "daemon/storage/file/sglang_space.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/storage_rig.hpp"
 
@@ -353,6 +354,28 @@ TEST_CASE("sglang: capacity is held, and what was used last stays") {
   CHECK(kept > 100);
   CHECK(eventually([&] { return rig.one(StorageOperation::put, 1000) == Status::ok; }));
   CHECK(rig.backend().stats().evicted_pages > 0);
+}
+
+TEST_CASE("sglang: a page that is being written while the directory is looked through keeps its room") {
+  const TempDir dir;
+  daemon::FileSettings settings;
+  settings.capacity_bytes = 4 * 4096;
+  settings.min_free_bytes = 0;
+  auto files = daemon::SglangFiles::open(dir.path(), PageLayout::page_first);
+  REQUIRE(files.ok());
+  daemon::SglangSpace space(settings, **files);
+  for (int page = 0; page < 3; ++page) CHECK(space.take(4000));
+  space.keep();  // finds no file: none has its name yet
+  CHECK(space.used_bytes() == 3 * 4096);
+  CHECK(space.take(4000));
+  CHECK_FALSE(space.take(4000));
+  // Three failed, so there is room again once somebody has looked.
+  for (int page = 0; page < 3; ++page) space.settle(4000);
+  space.keep();
+  CHECK(space.used_bytes() == 4096);
+  space.clear();
+  CHECK(space.used_bytes() == 4096);
+  space.settle(4000);
 }
 
 TEST_CASE("sglang: a full disk refuses pages and leaves nothing half written") {

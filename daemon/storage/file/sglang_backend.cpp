@@ -213,6 +213,7 @@ class SglangBackend final : public StorageBackend {
       if (!space_.take(spec.shard_bytes())) return Status::no_space;
       int error = 0;
       const Status status = files_->write(name, spec, pool_.at(page.buffers()[shard]), error);
+      space_.settle(spec.shard_bytes());
       if (error != 0) note_error(error);
       if (status != Status::ok) return status;
     }

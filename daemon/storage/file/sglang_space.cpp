@@ -18,18 +18,27 @@ bool SglangSpace::take(std::uint64_t bytes) {
   if (limited() && used_ + blocks > settings_.capacity_bytes) return false;
   used_ += blocks;
   written_ += blocks;
+  pending_ += blocks;
   return true;
+}
+
+void SglangSpace::settle(std::uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  pending_ -= align_up(bytes, kPoolAlignment);
 }
 
 void SglangSpace::keep() {
   if (!limited()) return;
   const std::uint64_t target = settings_.capacity_bytes - settings_.capacity_bytes / 10;
+  std::uint64_t unseen = 0;
   {
     const std::lock_guard lock(mutex_);
     const bool full = used_ > target;
     if (looked_ && !full && written_ < settings_.capacity_bytes / kLookShare) return;
     looked_ = true;
     written_ = 0;
+    // Their files may come after the look. Those that it finds are counted twice, until the next one.
+    unseen = pending_;
   }
   std::vector<SglangFiles::File> files = files_.list(settings_.sglang.model);
   std::uint64_t used = 0;
@@ -45,14 +54,14 @@ void SglangSpace::keep() {
     }
   }
   const std::lock_guard lock(mutex_);
-  used_ = used + written_;
+  used_ = used + unseen + written_;
   evicted_ += evicted;
 }
 
 void SglangSpace::clear() {
   for (const auto& file : files_.list(settings_.sglang.model)) files_.remove(file.name);
   const std::lock_guard lock(mutex_);
-  used_ = 0;
+  used_ = pending_;
   written_ = 0;
 }
 

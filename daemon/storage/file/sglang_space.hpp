@@ -14,8 +14,9 @@ class SglangSpace {
  public:
   SglangSpace(const FileSettings& settings, SglangFiles& files) : settings_(settings), files_(files) {}
 
-  // Whether a file of that size may be written.
+  // Whether a file of that size may be written. True: settle() follows when it has been, or could not be.
   bool take(std::uint64_t bytes);
+  void settle(std::uint64_t bytes);
   // Files are used: their age counts.
   [[nodiscard]] bool limited() const { return settings_.capacity_bytes != 0; }
   // Looks through the directory where that may be needed, and removes what was not used for longest until a
@@ -34,6 +35,7 @@ class SglangSpace {
   bool looked_ = false;
   std::uint64_t used_ = 0;     // when it was last looked through, and what was written since
   std::uint64_t written_ = 0;  // since then
+  std::uint64_t pending_ = 0;  // taken and not settled: a look may find these files or not
   std::uint64_t evicted_ = 0;
 };
 
