@@ -35,6 +35,8 @@ SlotAllocator::SlotAllocator(std::span<SegmentEntry> segments, std::uint64_t seg
     if (home_of(node) == kNone32) nodes_.push_back(node);
     homes_.push_back(home_of(node));
   }
+  free_at_home_.resize(nodes_.size());
+  for (const std::uint32_t home : homes_) ++free_at_home_[home];
 }
 
 std::uint32_t SlotAllocator::home_of(NumaNode node) const {
@@ -64,7 +66,7 @@ SizeClassId SlotAllocator::class_for(std::uint64_t slot_bytes) {
 }
 
 std::uint32_t SlotAllocator::find_free_run(std::uint32_t segments, std::uint32_t home) const {
-  if (segments > free_segments_) return kNone32;
+  if (segments > (home == kNone32 ? free_segments_ : free_at_home_[home])) return kNone32;
   std::uint32_t run = 0;
   for (std::uint32_t i = 0; i < usable_segments_; ++i) {
     if (i % segments_per_gib_ == 0) run = 0;  // no span crosses a 1 GiB line
@@ -94,6 +96,7 @@ void SlotAllocator::open_span(SizeClassId size_class, std::uint32_t head) {
   span.open_index = static_cast<std::uint32_t>(open.size());
   open.push_back(head);
   free_segments_ -= cls.span_segments;
+  free_at_home_[homes_[head]] -= cls.span_segments;
   assigned_ += cls.span_segments;
 }
 
@@ -112,6 +115,7 @@ void SlotAllocator::close_span(SizeClass& cls, std::uint32_t head) {
   spans_[head].taken.clear();
   for (std::uint32_t i = 0; i < cls.span_segments; ++i) clear_segment(table_[head + i]);
   free_segments_ += cls.span_segments;
+  free_at_home_[homes_[head]] += cls.span_segments;
   assigned_ -= cls.span_segments;
 }
 

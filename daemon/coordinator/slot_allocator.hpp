@@ -99,6 +99,8 @@ class SlotAllocator {
   std::vector<SizeClass> classes_;
   std::vector<Span> spans_;  // by head segment
   std::uint32_t free_segments_;
+  std::vector<std::uint32_t>
+      free_at_home_;  // of them, by home: a node that is full is not searched each time
   std::uint32_t usable_segments_;
   std::uint32_t assigned_ = 0;
   std::uint64_t used_bytes_ = 0;

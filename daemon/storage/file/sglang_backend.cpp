@@ -212,8 +212,8 @@ class SglangBackend final : public StorageBackend {
       if (files_->look(name, spec.shard_bytes()) == Status::ok) continue;
       if (!space_.take(spec.shard_bytes())) return Status::no_space;
       int error = 0;
+      const SglangSpace::Settling settling(space_, spec.shard_bytes());
       const Status status = files_->write(name, spec, pool_.at(page.buffers()[shard]), error);
-      space_.settle(spec.shard_bytes());
       if (error != 0) note_error(error);
       if (status != Status::ok) return status;
     }

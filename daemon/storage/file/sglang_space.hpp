@@ -17,6 +17,18 @@ class SglangSpace {
   // Whether a file of that size may be written. True: settle() follows when it has been, or could not be.
   bool take(std::uint64_t bytes);
   void settle(std::uint64_t bytes);
+  // Settles at its end, whatever ended the write.
+  class Settling {
+   public:
+    Settling(SglangSpace& space, std::uint64_t bytes) : space_(space), bytes_(bytes) {}
+    ~Settling() { space_.settle(bytes_); }
+    Settling(const Settling&) = delete;
+    Settling& operator=(const Settling&) = delete;
+
+   private:
+    SglangSpace& space_;
+    const std::uint64_t bytes_;
+  };
   // Files are used: their age counts.
   [[nodiscard]] bool limited() const { return settings_.capacity_bytes != 0; }
   // Looks through the directory where that may be needed, and removes what was not used for longest until a
