@@ -18,15 +18,17 @@ std::uint64_t list_bytes(const Submission& s) {
 }  // namespace
 
 Status Coordinator::Impl::admit(Client& client, const Submission& submission, std::uint64_t sequence) {
-  // A prefetch makes pages and may evict others for them.
-  const bool changes = submission.opcode == Opcode::write || submission.opcode == Opcode::prefetch;
+  // A prefetch makes pages and may evict others for them; a backup fills storage, where others may have to
+  // go.
+  const bool makes_pages = submission.opcode == Opcode::write || submission.opcode == Opcode::prefetch;
+  const bool changes = makes_pages || submission.opcode == Opcode::backup;
   if (client.read_only && changes) {
     stats.add(Counter::read_only_refused);
     return Status::not_permitted;
   }
   // What gives something back, or only asks, is never refused: a client at its limit must be able to leave
   // it.
-  const bool takes = changes || submission.opcode == Opcode::reserve || submission.opcode == Opcode::load;
+  const bool takes = makes_pages || submission.opcode == Opcode::reserve || submission.opcode == Opcode::load;
   if (!takes) return Status::ok;
   const auto over = [&](Counter which) {
     stats.add(which);

@@ -388,8 +388,7 @@ void SessionServer::Impl::on_hello(Connection& c, const Hello& hello) {
 // Makes what a rank in io_backend kernel shares with the daemon, if it asked for that and may.
 Outcome SessionServer::Impl::grant_pool(Connection& c, const Hello& hello) const {
   if (hello.role != Role::rank || (hello.features & kFeatureKernel) == 0) return success();
-  if (auto may = may_map_pool(hello, c.peer.uid, config_); !may) return may;
-  // Whoever maps the pool can change its bytes.
+  // Whoever maps the pool can change its bytes. Said first: no other key would help this user.
   if (reads_only(c.peer.uid)) {
     return Error{
         Status::not_permitted,
@@ -398,6 +397,7 @@ Outcome SessionServer::Impl::grant_pool(Connection& c, const Hello& hello) const
                     c.peer.uid, config_.name),
         0};
   }
+  if (auto may = may_map_pool(hello, c.peer.uid, config_); !may) return may;
   auto link = KernelLink::create(ProcessIdentity{c.peer.pid, c.start_ticks});
   if (!link) return link.error();
   c.kernel = std::move(*link);

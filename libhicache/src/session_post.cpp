@@ -305,6 +305,7 @@ Result<Ticket> Session::prefetch(LeaseId lease, std::uint32_t first, std::uint32
 Result<Ticket> Session::backup(LeaseId lease, std::uint32_t first, std::uint32_t count,
                                std::uint32_t deadline_ms) {
   follow_daemon();
+  if (const auto allowed = impl_->may_change("back up"); !allowed) return allowed.error();
   if (const auto checked = check_range("back up", count); !checked) return checked.error();
   Submission s;
   s.opcode = Opcode::backup;

@@ -96,6 +96,8 @@ class RawRank {
   [[nodiscard]] std::uint64_t request_number(std::size_t slot) { return kernel_slot(slot).turn.load() >> 2; }
 
   [[nodiscard]] const Welcome& welcome() const { return welcome_; }
+  // That came with the welcome.
+  [[nodiscard]] std::size_t descriptors() const { return fds_.size(); }
   [[nodiscard]] bool ended() { return header().session_ended.load(std::memory_order_acquire) != 0; }
 
   // Publishes an entry as it is and wakes the daemon. False when the ring is full.
