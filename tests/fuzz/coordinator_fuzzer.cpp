@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "tests/fuzz/coordinator_rig.hpp"
+#include "tests/fuzz/coordinator_steps.hpp"
 #include "tests/fuzz/script.hpp"
 
 using namespace hicache;
@@ -14,21 +15,6 @@ using namespace hicache::fuzz;
 
 namespace {
 
-enum Step : std::uint8_t {
-  reserve,
-  write,
-  load,
-  release,
-  entry,
-  scribble,
-  read,
-  fence,
-  settle,
-  die,
-  control,
-  buffers
-};
-constexpr std::uint8_t kSteps = 12;
 constexpr int kMaxSteps = 200;  // of one input: longer ones only repeat
 
 class Play {
@@ -36,12 +22,12 @@ class Play {
   Play(CoordinatorRig& rig, Script& script) : rig_(rig), script_(script) {}
 
   void step() {
-    const auto what = static_cast<Step>(script_.byte() % kSteps);
+    const std::uint8_t what = script_.byte() % kSteps;
     const std::uint32_t who = script_.byte() % kClients;
     HostileClient& client = rig_.client(who);
-    if (what == Step::settle) return rig_.settle();
-    if (what == Step::control) return run_control();
-    if (what == Step::die) {
+    if (what == number_of(Step::settle)) return rig_.settle();
+    if (what == number_of(Step::control)) return run_control();
+    if (what == number_of(Step::die)) {
       if (client.attached) rig_.lose(client, script_.byte() % 2 != 0);
       NamespaceSpec spec = small_spec();
       // Now and then another namespace, under any name.
@@ -51,13 +37,9 @@ class Play {
       return;
     }
     if (!client.attached) return;
-    switch (what) {
-      case Step::reserve:
-      case Step::write:
-      case Step::load:
-      case Step::release:
-        return client.submit(plausible(what));
-      case Step::entry:
+    if (what < kOpcodeCount) return client.submit(plausible(static_cast<Opcode>(what)));
+    switch (static_cast<Step>(what)) {
+      case Step::raw_entry:
         return client.submit(script_.raw<Submission>());
       case Step::scribble: {
         const auto at = script_.raw<std::uint16_t>();
@@ -72,7 +54,10 @@ class Play {
         return;
       case Step::buffers:
         return rig_.register_buffers(client);
-      default:
+      case Step::settle:
+      case Step::die:
+      case Step::control:
+      case Step::end:
         return;
     }
   }
@@ -85,33 +70,60 @@ class Play {
     return script_.raw<std::uint64_t>();
   }
   // An entry that gets past the first checks more often than not.
-  Submission plausible(Step what) {
+  Submission plausible(Opcode opcode) {
     Submission s;
     s.user_data = ++user_data_;
-    s.opcode = what == Step::reserve ? Opcode::reserve
-               : what == Step::write ? Opcode::write
-               : what == Step::load  ? Opcode::load
-                                     : Opcode::release;
-    if (what == Step::release) {
-      s.sequence_or_lease = lease();
-      return s;
+    s.opcode = opcode;
+    switch (opcode) {
+      case Opcode::none:
+      case Opcode::nop:
+        return s;
+      case Opcode::reserve:
+        s.deadline_ms = script_.byte() % 8;
+        s.count = script_.byte() % 17;
+        s.sequence_or_lease = script_.byte() % 16u;
+        s.arena_offset = script_.byte() % 4u * 32;
+        return s;
+      case Opcode::write:
+      case Opcode::load: {
+        range(s);
+        s.arena_offset = kDeviceListAt + script_.byte() % 8u * 8;
+        const std::uint8_t fence = script_.byte();
+        if (fence >= 128) {
+          s.fence = fence % 4;
+          s.fence_value = script_.byte();
+        }
+        return s;
+      }
+      case Opcode::release:
+        s.sequence_or_lease = lease();
+        return s;
+      case Opcode::agree:
+        s.sequence_or_lease = script_.byte() % 80u;
+        return s;
+      case Opcode::prefetch: {
+        range(s);
+        const std::uint8_t policy = script_.byte() % 5;
+        if (policy < 4) s.fence = policy;  // one of them is no policy
+        return s;
+      }
+      case Opcode::check_prefetch:
+      case Opcode::end_prefetch:
+        s.sequence_or_lease = lease();
+        s.first = script_.byte() % 4;
+        return s;
+      case Opcode::backup:
+        range(s);
+        return s;
     }
+    fail("an operation that this fuzzer does not know");
+  }
+  // Pages of a lease.
+  void range(Submission& s) {
     s.deadline_ms = script_.byte() % 8;
     s.count = script_.byte() % 17;
-    if (what == Step::reserve) {
-      s.sequence_or_lease = script_.byte() % 16u;
-      s.arena_offset = script_.byte() % 4u * 32;
-      return s;
-    }
     s.sequence_or_lease = lease();
     s.first = script_.byte() % 17;
-    s.arena_offset = kDeviceListAt + script_.byte() % 8u * 8;
-    const std::uint8_t fence = script_.byte();
-    if (fence >= 128) {
-      s.fence = fence % 4;
-      s.fence_value = script_.byte();
-    }
-    return s;
   }
   void read_completions(HostileClient& client) {
     for (std::uint32_t n = script_.byte() % 64u; n > 0; --n) {
@@ -123,9 +135,12 @@ class Play {
     }
   }
   void run_control() {
-    switch (script_.byte() % 5) {
+    switch (script_.byte() % 6) {
       case 0:
         rig_.control({"clear"});
+        return;
+      case 4:
+        rig_.control({"storage", "clear"});
         return;
       case 1:
         rig_.control({"evict", std::to_string(script_.byte())});
@@ -158,7 +173,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   Script script(data, size);
   const bool all_leave = script.byte() % 2 != 0;
-  CoordinatorRig rig;
+  CoordinatorRig rig({}, true);
   Play play(rig, script);
   for (int i = 0; i < kMaxSteps && script.more(); ++i) play.step();
   rig.settle();

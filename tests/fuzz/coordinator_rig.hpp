@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "daemon/coordinator/coordinator.hpp"
+#include "daemon/storage/storage_tier.hpp"
 #include "daemon/transfer/transfer_engine.hpp"
 #include "shm/page_word.hpp"
 #include "shm/ring.hpp"
@@ -54,6 +55,7 @@ inline daemon::Config small_config() {
   c.limits.completion_entries = 64;
   c.limits.arena_bytes = 4096;
   c.limits.operation_deadline_ms = c.limits.max_deadline_ms = 20;
+  c.storage.prefetch_threshold_tokens = 0;
   return c;
 }
 
@@ -124,7 +126,8 @@ struct RigNodes {
 
 class CoordinatorRig {
  public:
-  explicit CoordinatorRig(const RigNodes& nodes = {})
+  // `storage`: with a tier below, whose backend keeps pages in memory.
+  explicit CoordinatorRig(const RigNodes& nodes = {}, bool storage = false)
       : config_(small_config()),
         region_(shape()),
         pool_(map_sealed(kPoolBytes).second),
@@ -139,6 +142,7 @@ class CoordinatorRig {
                        daemon::make_host_backend(static_cast<std::uint8_t*>(pool_.data()), kPoolBytes),
                        [this](const daemon::TransferDone& done) { coordinator_->post(done); });
     coordinator_->set_transfers(&*transfers_);
+    if (storage) attach_storage();
     thread_ = std::thread([this] { coordinator_->run(); });
     region_.tables().header->state.store(static_cast<std::uint32_t>(RegionState::ready),
                                          std::memory_order_release);
@@ -299,6 +303,15 @@ class CoordinatorRig {
     s.config_text_bytes = daemon::config_to_json(config_).size();
     return s;
   }
+  void attach_storage() {
+    storage_.emplace(
+        config_.storage,
+        daemon::StoragePool{static_cast<std::byte*>(pool_.data()), kPoolBytes, config_.pool.segment_bytes},
+        nullptr, [this] { coordinator_->post(daemon::StorageNews{}); });
+    const auto attached = storage_->attach("memory", daemon::StorageTier::Settings::object());
+    if (!attached) fail(attached.error().message);
+    coordinator_->set_storage(&*storage_);
+  }
   void fill_header() {
     constexpr auto relaxed = std::memory_order_relaxed;
     const RegionPlan plan = plan_region(shape());
@@ -340,6 +353,7 @@ class CoordinatorRig {
     if (!thread_.joinable()) return;
     coordinator_->stop(0);
     thread_.join();
+    if (storage_) storage_->stop();
     transfers_.reset();  // before the coordinator that its threads report to
   }
 
@@ -349,6 +363,7 @@ class CoordinatorRig {
   std::array<NumaNode, kTpSize> rank_nodes_;
   std::optional<daemon::Coordinator> coordinator_;
   std::optional<daemon::TransferEngine> transfers_;
+  std::optional<daemon::StorageTier> storage_;  // posts to the coordinator until it is stopped
   std::thread thread_;
   std::array<HostileClient, kClients> clients_;
 };

@@ -8,8 +8,10 @@
 
 #include "daemon/config.hpp"
 #include "shm/messages.hpp"
+#include "tests/fuzz/coordinator_steps.hpp"
 
 using namespace hicache;
+using namespace hicache::fuzz;
 
 namespace {
 
@@ -79,26 +81,59 @@ void regions() {
 // Lists of steps, see coordinator_fuzzer.cpp: both ranks reserve, write and release, in both endings.
 void steps() {
   using Bytes = std::vector<std::uint8_t>;
+  const std::uint8_t settle = number_of(Step::settle), read = number_of(Step::read);
   Bytes request;
-  const auto add = [&](std::initializer_list<std::uint8_t> bytes) { request.insert(request.end(), bytes); };
-  for (std::uint8_t rank = 0; rank < 2; ++rank) add({0, rank, 0, 4, 1, 0});  // reserve sequence 1, 4 pages
-  add({8, 0, 6, 0, 63});                                                     // settle, read
-  for (std::uint8_t rank = 0; rank < 2; ++rank) add({1, rank, 0, 4, 0, 0, 0, 0});  // write all four
-  add({8, 0, 8, 0, 6, 0, 63, 6, 1, 63});
-  for (std::uint8_t rank = 0; rank < 2; ++rank) add({2, rank, 0, 4, 0, 0, 0, 0});  // load them again
-  add({8, 0, 8, 0});
-  for (std::uint8_t rank = 0; rank < 2; ++rank) add({3, rank, 0});  // release
-  for (std::uint8_t ending = 0; ending < 2; ++ending) {
-    Bytes input{ending};
-    input.insert(input.end(), request.begin(), request.end());
-    put("coordinator", "request" + std::to_string(ending),
-        {reinterpret_cast<const char*>(input.data()), input.size()});
-  }
+  const auto add = [](Bytes& to, std::initializer_list<std::uint8_t> bytes) { to.insert(to.end(), bytes); };
+  const auto both_post = [&](Opcode opcode, std::initializer_list<std::uint8_t> arguments) {
+    for (std::uint8_t rank = 0; rank < 2; ++rank) {
+      add(request, {number_of(opcode), rank});
+      add(request, arguments);
+    }
+  };
+  both_post(Opcode::reserve, {0, 4, 1, 0});  // sequence 1, 4 pages
+  add(request, {settle, 0, read, 0, 63});
+  both_post(Opcode::write, {0, 4, 0, 0, 0, 0});  // all four
+  add(request, {settle, 0, settle, 0, read, 0, 63, read, 1, 63});
+  const Bytes written = request;
+  both_post(Opcode::load, {0, 4, 0, 0, 0, 0});  // them again
+  add(request, {settle, 0, settle, 0});
+  both_post(Opcode::release, {0});
+  const auto put_in_both_endings = [](const std::string& name, const Bytes& steps) {
+    for (std::uint8_t ending = 0; ending < 2; ++ending) {
+      Bytes input{ending};
+      input.insert(input.end(), steps.begin(), steps.end());
+      put("coordinator", name + std::to_string(ending),
+          {reinterpret_cast<const char*>(input.data()), input.size()});
+    }
+  };
+  put_in_both_endings("request", request);
+
+  // The same pages to storage; then from there, by a second lease, with a question about it; an agreement.
+  request = written;
+  both_post(Opcode::backup, {7, 4, 0, 0});
+  both_post(Opcode::release, {0});
+  add(request, {settle, 0, settle, 0, number_of(Step::control), 0, 0});  // clear
+  both_post(Opcode::reserve, {0, 4, 2, 0});
+  add(request, {settle, 0, read, 0, 63});
+  both_post(Opcode::prefetch, {7, 4, 0, 0, 1});
+  both_post(Opcode::check_prefetch, {0, 1});
+  add(request, {settle, 0, settle, 0});
+  both_post(Opcode::end_prefetch, {0, 2});
+  both_post(Opcode::release, {0});
+  both_post(Opcode::agree, {1});
+  add(request, {settle, 0, read, 0, 63, read, 1, 63});
+  put_in_both_endings("storage", request);
+
   // A write that waits for its fence when its rank dies; a bump; a scribble over the header; the scheduler.
   Bytes death{1};
-  death.insert(death.end(), request.begin(), request.begin() + 17);
-  death.insert(death.end(), {1, 0, 7, 4, 0, 0, 0, 129, 9, 9, 0, 0, 1, 10, 0, 2, 5, 1, 64, 0, 7});
-  death.insert(death.end(), {0, 2, 0, 3, 1, 0, 8, 0, 6, 2, 9});
+  const std::uint8_t reserve = number_of(Opcode::reserve), write = number_of(Opcode::write);
+  for (std::uint8_t rank = 0; rank < 2; ++rank) add(death, {reserve, rank, 0, 4, 1, 0});
+  add(death, {settle, 0, read, 0, 63});
+  add(death, {write, 0, 7, 4, 0, 0, 0, 129, 9});
+  add(death, {number_of(Step::die), 0, 0, 1, 0});
+  add(death, {number_of(Step::control), 0, 2});
+  add(death, {number_of(Step::scribble), 1, 64, 0, 0, 7});
+  add(death, {reserve, 2, 0, 3, 1, 0, settle, 0, read, 2, 9});
   put("coordinator", "death", {reinterpret_cast<const char*>(death.data()), death.size()});
 }
 

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "daemon/cuda/cuda_path.hpp"
@@ -28,10 +29,14 @@ std::uint64_t attached_clients(const std::string& status) {
   return nlohmann::json::parse(status).at("counters").at("attached_clients").get<std::uint64_t>();
 }
 
+std::string socket_path() {
+  return "/tmp/hicache-fuzz-" + std::to_string(::getpid()) + ".sock";
+}
+
 // One daemon for all inputs: starting one costs more than most inputs do.
 class Server {
  public:
-  Server() : socket_path_("/tmp/hicache-fuzz-" + std::to_string(::getpid()) + ".sock") {
+  Server() {
     for (std::uint32_t i = 0; i < kClients; ++i) rig_.lose(rig_.client(i), true);
     const auto post = [this](daemon::CoordinatorRequest request) { rig_.post(std::move(request)); };
     daemon::CudaOptions cuda;
@@ -42,7 +47,7 @@ class Server {
     daemon::SessionServerOptions options;
     options.config = rig_.config();
     options.config.socket.max_connections = 2 * kConnections;
-    options.socket_path = socket_path_;
+    options.socket_path = socket_path();
     options.control_fd = control_.get();
     options.region_bytes = 4096;
     options.instance_epoch = 1;
@@ -52,7 +57,7 @@ class Server {
   }
 
   [[nodiscard]] UniqueFd connect() const {
-    auto socket = connect_unix(socket_path_);
+    auto socket = connect_unix(socket_path());
     return socket ? std::move(*socket) : UniqueFd();
   }
   // Asks as a newcomer, until it is let in: the connections of the input may take a moment to go.
@@ -73,12 +78,19 @@ class Server {
 
  private:
   CoordinatorRig rig_;
-  std::string socket_path_;
   std::unique_ptr<daemon::CudaPath> cuda_;
   std::optional<daemon::Registration> registration_;
   UniqueFd control_;
   std::unique_ptr<daemon::SessionServer> sessions_;
 };
+
+// Made with the first input. Its threads end with the process; the name of its socket would not.
+Server& only_server() {
+  static Server& server = *new Server;
+  static const int registered = std::atexit([] { ::unlink(socket_path().c_str()); });
+  if (registered != 0) fail("no place for another handler at exit");
+  return server;
+}
 
 enum Step : std::uint8_t { open_one, raw, hello, buffers, control, goodbye, close_one, read_answer };
 constexpr std::uint8_t kSteps = 8;
@@ -172,7 +184,7 @@ extern "C" int LLVMFuzzerInitialize(int*, char***) {
 }
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static Server& server = *new Server;  // its threads end with the process
+  Server& server = only_server();
   Script script(data, size);
   play(script, server);
   server.must_answer();
