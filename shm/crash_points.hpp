@@ -71,6 +71,27 @@
   X(segment_hot_moved, "page that was in use written once more, index leads to the old one") \
   X(sglang_written, "file written under its temporary name")                                 \
   X(sglang_renamed, "file has its name, coordinator not told")
+// In a daemon whose storage is a Redis server. A point of a page is passed on the way to or from the server.
+#define HICACHE_REDIS_CRASH_POINTS(X)                                                    \
+  X(redis_greeted, "server has greeted, no page asked for")                              \
+  X(redis_probe_answered, "server lacks the page of a backup, its value not sent")       \
+  X(redis_write_sent, "value of a page handed to the socket")                            \
+  X(redis_write_answered, "server has the page, coordinator not told")                   \
+  X(redis_read_asked, "page asked for, its buffers wait")                                \
+  X(redis_read_landing, "bytes of a page in the pool, their record not believed yet")    \
+  X(redis_read_whole, "page whole in the pool, coordinator not told")                    \
+  X(redis_corrupt_found, "value is no true record, page not deleted at the server")      \
+  X(redis_corrupt_deleted, "page that was no true record deleted, coordinator not told") \
+  X(redis_clear_scanned, "keys to forget found, none deleted")                           \
+  X(redis_clear_deleted, "first key of a clear deleted")
+// In a daemon with a rank in io_backend kernel: the rank moves the bytes.
+#define HICACHE_KERNEL_DAEMON_CRASH_POINTS(X)                                       \
+  X(kernel_posted, "request in the rank's block, rank not woken")                   \
+  X(kernel_woken, "request posted, rank woken")                                     \
+  X(kernel_end_believed, "end of a request read and checked, coordinator not told") \
+  X(kernel_withdrawn, "request taken back from a rank that had not taken it")       \
+  X(kernel_gone, "rank's process has ended, what it had taken still leased")        \
+  X(kernel_mapper_gone, "process that an earlier daemon let map the pool has ended, its pages still held")
 #define HICACHE_CLIENT_CRASH_POINTS(X)                            \
   X(connect_done, "connected, no Hello sent")                     \
   X(hello_sent, "Hello sent, welcome not read")                   \
@@ -87,6 +108,18 @@
   X(event_delivered, "result handed out")                         \
   X(fence_raised, "write fence raised")                           \
   X(goodbye_sent, "goodbye sent, connection open")
+// In a rank in io_backend kernel, beside the others.
+#define HICACHE_KERNEL_CLIENT_CRASH_POINTS(X)                         \
+  X(pool_mapped, "pool and kernel block mapped, nobody serves them")  \
+  X(kernel_started, "thread that serves requests started")            \
+  X(kernel_parked, "says that it sleeps until a request comes")       \
+  X(kernel_taken, "request taken, not read")                          \
+  X(kernel_layer_moved, "a layer of the pages moved, others to come") \
+  X(kernel_layer_announced, "a layer announced, others to come")      \
+  X(kernel_moved, "every byte moved, end not reported")               \
+  X(kernel_reported, "end reported, daemon not rung")                 \
+  X(kernel_rung, "end reported, daemon rung")                         \
+  X(kernel_ending, "session ends, thread that serves requests about to end")
 
 #ifdef HICACHE_CRASH_POINTS
 namespace hicache {

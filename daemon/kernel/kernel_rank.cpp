@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "shm/crash_points.hpp"
 #include "shm/futex.hpp"
 #include "shm/waiting.hpp"
 
@@ -77,6 +78,7 @@ std::string KernelRank::take_ends(const Finish& finish) {
     if (!report.ended) continue;
     link_->ended[i] = running_[i]->number;
     const KernelJobPtr job = std::move(running_[i]);
+    HICACHE_CRASH_POINT(kernel_end_believed);
     finish(*job);
   }
   return {};
@@ -95,10 +97,12 @@ void KernelRank::post(std::size_t i, KernelJobPtr job, std::uint32_t block_quota
   block.slots[i].turn.store(kernel_turn(job->number, KernelTurn::posted),
                             std::memory_order_release);  // SYNC kernel block
   running_[i] = std::move(job);
+  HICACHE_CRASH_POINT(kernel_posted);
   park_fence();  // SYNC kernel park
   if (block.asleep.load(kRelaxed) == 0) return;
   block.wake.fetch_add(1, std::memory_order_release);
   futex_wake_all(&block.wake);
+  HICACHE_CRASH_POINT(kernel_woken);
 }
 
 void KernelRank::advance(std::uint64_t now_ns, std::uint32_t block_quota, const ShardChecksums* checksums,
@@ -151,6 +155,7 @@ void KernelRank::end(Status status, const std::function<bool(const KernelJob&)>&
     // What a rank that broke the protocol has not taken can't be told from what it has.
     if (running_[i] == nullptr || link_->broken || !fits(*running_[i]) || !withdraw(i)) continue;
     const KernelJobPtr job = std::move(running_[i]);
+    HICACHE_CRASH_POINT(kernel_withdrawn);
     job->verdict = status;
     finish(*job);
   }
@@ -162,6 +167,7 @@ void KernelRank::end_gone(const Finish& finish) {
   for (KernelJobPtr& running : running_) {
     if (running == nullptr) continue;
     const KernelJobPtr job = std::move(running);
+    HICACHE_CRASH_POINT(kernel_gone);
     job->verdict = Status::peer_lost;
     finish(*job);
   }

@@ -18,6 +18,7 @@
 
 #include "daemon/kernel/kernel_rank.hpp"
 #include "shm/clock.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
 namespace {
@@ -247,6 +248,7 @@ void KernelTransfers::Impl::rest(std::uint64_t next_ns) {
       const auto found = awaited_.find(data / 4);
       if (found == awaited_.end()) continue;
       unwatch(found->second.pidfd.get());
+      HICACHE_CRASH_POINT(kernel_mapper_gone);
       found->second.gone();
       awaited_.erase(found);
     } else {

@@ -173,6 +173,7 @@ Result<Attachment> check_welcome(const Welcome& welcome, Message& message) {
     auto kernel = map_pool(a.tables, std::span(message.fds).subspan(3));
     if (!kernel) return kernel.error();
     a.kernel = std::move(*kernel);
+    HICACHE_CRASH_POINT(pool_mapped);
   }
   return a;
 }
@@ -321,6 +322,7 @@ Outcome Session::register_memory(const DeviceGeometry& geometry, std::span<const
   m.device_pages.store(geometry.pages, std::memory_order_release);    // pairs with check_pages
   if (kernel != nullptr) {
     kernel->start();
+    HICACHE_CRASH_POINT(kernel_started);
     const std::lock_guard lock(m.mutex);
     m.kernel = std::move(kernel);
     if (m.ended()) m.kernel->end();

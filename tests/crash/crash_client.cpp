@@ -1,7 +1,7 @@
 // A rank that does everything a rank does, once, built with crash points: crash_matrix_test tells it where to
 // die.
 //
-//   crash_client SOCKET     rank 0 of the two ranks of engine "pair"
+//   crash_client SOCKET direct|kernel     rank 0 of the two ranks of engine "pair", with that io_backend
 #include <cstdio>
 #include <exception>
 
@@ -12,8 +12,8 @@ using namespace hicache::test;
 
 namespace {
 
-void live(const std::string& socket) {
-  TestRank rank(socket, kPairEngine, 0, pair_spec());
+void live(const std::string& socket, IoBackend io_backend) {
+  TestRank rank(socket, kPairEngine, 0, pair_spec(), false, io_backend);
   const auto hashes = pair_prompt();
   OperationResult reserved;
   // The other rank may still be on its way.
@@ -32,9 +32,9 @@ void live(const std::string& socket) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) return 2;
+  if (argc != 3) return 2;
   try {
-    live(argv[1]);
+    live(argv[1], std::string(argv[2]) == "kernel" ? IoBackend::kernel : IoBackend::direct);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "crash_client: %s\n", e.what());
     return 1;

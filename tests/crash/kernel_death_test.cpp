@@ -9,13 +9,13 @@
 #include <random>
 
 #include "tests/crash/crash_rig.hpp"
+#include "tests/crash/scribbler.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/raw_rank.hpp"
 
 namespace hicache::test {
 namespace {
 
-constexpr std::uint32_t kLeased = 6;
 // A pool of few pages: whoever writes enough gets every slot that can be had.
 constexpr const char* kSmallPool =
     R"({"pool": {"map_engines": ["scribbler", "engine"], "bytes": "1MiB", "segment_bytes": "64KiB"}})";
@@ -27,33 +27,6 @@ nlohmann::json counters(const TestDaemon& daemon) {
 nlohmann::json dump(const TestDaemon& daemon) {
   return nlohmann::json::parse(
       run_program({program("hicache-dump"), daemon.name(), "--ranks", "--json"}).out);
-}
-
-// A rank that writes a page in order, takes a request to write kLeased more, says so, and then writes to
-// the pages it was leased for as long as it lives.
-Child scribbler(const TestDaemon& daemon) {
-  return Child::run([&] {
-    const auto spec = small_spec(Attention::mha, 1);
-    RawRank rank(daemon, "scribbler", 0, spec, true, kFeatureKernel);
-    const std::uint64_t lease = rank.run(rank.reserve(1, prompt(900, kLeased))).lease;
-    rank.post(rank.transfer(Opcode::write, lease, 0, kLeased));
-    const KernelSlot& slot = rank.kernel_slot(rank.take_request(false));
-    std::printf("taken by client %u\n", rank.welcome().client_slot);
-    std::fflush(stdout);
-    for (;;) {
-      for (std::uint32_t i = 0; i < slot.pages.load(); ++i)
-        std::memset(rank.pool() + slot.page[i].pool_offset.load(), 0xee, spec.shard_bytes());
-      ::usleep(50);
-    }
-    return 0;
-  });
-}
-
-std::string slot_of(Child& child) {
-  const auto line = child.read_line();
-  REQUIRE(line.has_value());
-  REQUIRE(line->rfind("taken by client ", 0) == 0);
-  return line->substr(16);
 }
 
 // Fills the pool several times over and reads back what is left: every slot that can be had is used.

@@ -27,7 +27,10 @@ class RawRank {
   // Attaches; registers buffers too unless told not to. Throws when the daemon refuses.
   RawRank(const TestDaemon& daemon, const std::string& engine, std::uint32_t tp_rank,
           const NamespaceSpec& spec, bool with_buffers = true, std::uint64_t features = 0)
-      : socket_(TestRank::take(connect_unix(daemon.socket_path()))) {
+      : RawRank(daemon.socket_path(), engine, tp_rank, spec, with_buffers, features) {}
+  RawRank(const std::string& socket_path, const std::string& engine, std::uint32_t tp_rank,
+          const NamespaceSpec& spec, bool with_buffers = true, std::uint64_t features = 0)
+      : socket_(TestRank::take(connect_unix(socket_path))) {
     Hello hello;
     hello.engine = engine;
     hello.tp_rank = tp_rank;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "shm/crash_points.hpp"
+
 namespace hicache::daemon::redis {
 namespace {
 
@@ -69,6 +71,7 @@ bool ClearRun::answered(const Pending& pending, const Reply& reply) {
   if (reply.kind != ReplyKind::integer || unanswered_ == 0) return false;
   --unanswered_;
   if (reply.integer > 0) ++deleted_;
+  HICACHE_CRASH_POINT(redis_clear_deleted);
   return true;
 }
 
@@ -84,6 +87,7 @@ bool ClearRun::scanned(const Reply& reply) {
     // Whatever the server says: nothing is deleted but what has our prefix.
     if (key.kind == ReplyKind::bulk && key.text.starts_with(prefix_)) found_.push_back(key.text);
   }
+  if (!found_.empty()) HICACHE_CRASH_POINT(redis_clear_scanned);
   return true;
 }
 

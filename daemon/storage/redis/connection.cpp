@@ -10,6 +10,8 @@
 #include <cstring>
 #include <utility>
 
+#include "shm/crash_points.hpp"
+
 namespace hicache::daemon::redis {
 namespace {
 
@@ -88,6 +90,7 @@ void Connection::begin_reply(std::uint64_t now) {
   reader_.expect(page ? &landing_ : nullptr);
   reading_ = true;
   head_since_ns_ = now;
+  if (page) HICACHE_CRASH_POINT(redis_read_asked);
 }
 
 Outcome Connection::flush() {
@@ -124,6 +127,7 @@ Outcome Connection::flush() {
       std::size_t size = front.head.size() + front.tail.size();
       for (const auto& piece : front.pieces) size += piece.size();
       if (front_sent_ < size) break;
+      if (!front.pieces.empty()) HICACHE_CRASH_POINT(redis_write_sent);
       front_sent_ -= size;
       outgoing_.pop_front();
     }

@@ -5,6 +5,7 @@
 
 #include "daemon/storage/redis/page_steps.hpp"
 #include "shm/clock.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon::redis {
 namespace {
@@ -131,6 +132,7 @@ void Node::greeting_answered(Connection& connection, const Pending& pending, con
   if (pending.kind != CommandKind::ping) return;
   const bool was_up = up();
   connection.greeted();
+  HICACHE_CRASH_POINT(redis_greeted);
   if (was_up) return;
   problem_.clear();
   owner_.changed(*this);

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "shm/crash_points.hpp"
+
 namespace hicache::daemon::redis {
 
 void PageLanding::aim(const RecordIdentity& identity, std::vector<std::span<std::byte>> buffers) {
@@ -52,6 +54,7 @@ void PageLanding::landed(std::size_t bytes) {
       buffer_filled_ = 0;
     }
   }
+  HICACHE_CRASH_POINT(redis_read_landing);
 }
 
 std::size_t PageLanding::take_payload(std::span<const std::byte> bytes) {

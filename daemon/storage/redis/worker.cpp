@@ -15,6 +15,7 @@
 
 #include "daemon/storage/redis/page_steps.hpp"
 #include "shm/clock.hpp"
+#include "shm/crash_points.hpp"
 
 namespace hicache::daemon::redis {
 namespace {
@@ -272,10 +273,15 @@ void Worker::page_answered(Node& node, Connection& connection, PageOperationPtr 
     if (verdict.outcome == Status::system_error || verdict.outcome == Status::no_space) {
       note_problem(node, step, reply.text);
     }
+    if (step == Step::write) HICACHE_CRASH_POINT(redis_write_answered);
+    if (step == Step::read && verdict.outcome == Status::ok) HICACHE_CRASH_POINT(redis_read_whole);
+    if (step == Step::drop) HICACHE_CRASH_POINT(redis_corrupt_deleted);
     return operation->finish(verdict.outcome);
   }
   operation->step = verdict.next;
+  if (verdict.next == Step::drop) HICACHE_CRASH_POINT(redis_corrupt_found);
   if (verdict.next == Step::write) {
+    HICACHE_CRASH_POINT(redis_probe_answered);
     // The page's bytes have not begun to go: it can still be called off.
     if (stopping_ || operation->cancelled()) return operation->finish(Status::closed);
     if (operation->expired(monotonic_ns())) return operation->finish(Status::timed_out);

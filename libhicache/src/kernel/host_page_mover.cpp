@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "shm/crash_points.hpp"
 #include "shm/layer_fences.hpp"
 
 namespace hicache {
@@ -50,10 +51,14 @@ void HostPageMover::begin(const KernelWork& work) {
     if (!work.loads && !guard_.ours()) end.status = Status::daemon_lost;
     for (; end.status == Status::ok && piece != pieces_.end() && piece->layer == layer; ++piece)
       end.bytes += copy(work, *piece);
+    if (layer + 1 < layers_) HICACHE_CRASH_POINT(kernel_layer_moved);
     if (work.loads && !guard_.ours()) end.status = Status::daemon_lost;
-    if (work.fence != kNone32 && end.status == Status::ok)
+    if (work.fence != kNone32 && end.status == Status::ok) {
       raise_layer(fences_.load[work.fence], layer, work.fence_value);
+      if (layer + 1 < layers_) HICACHE_CRASH_POINT(kernel_layer_announced);
+    }
   }
+  HICACHE_CRASH_POINT(kernel_moved);
   if (end.status != Status::ok && work.fence != kNone32)
     fail_layers(fences_.load[work.fence], layers_, work.fence_value);
   ended_ = end;

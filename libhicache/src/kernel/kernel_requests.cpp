@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "shm/channel_layout.hpp"
+#include "shm/crash_points.hpp"
 #include "shm/futex.hpp"
 #include "shm/waiting.hpp"
 
@@ -67,6 +68,7 @@ bool KernelRequests::take(bool loads, KernelWork& work) {
                                            std::memory_order_acq_rel, kRelaxed)) {  // SYNC kernel block
       continue;                                                                     // withdrawn
     }
+    HICACHE_CRASH_POINT(kernel_taken);
     if (read(slot, work)) return true;
     end(KernelEnd{work.slot, work.number, Status::corrupt, 0});
   }
@@ -77,15 +79,18 @@ void KernelRequests::end(const KernelEnd& end) {
   slot.status.store(static_cast<std::uint32_t>(end.status), kRelaxed);
   slot.bytes.store(end.bytes, kRelaxed);
   slot.ended.store(end.number, std::memory_order_release);  // SYNC kernel block
+  HICACHE_CRASH_POINT(kernel_reported);
   // A full counter (EAGAIN) has been rung already; nothing else can fail on an eventfd.
   const std::uint64_t one = 1;
   [[maybe_unused]] const auto written = ::write(news_, &one, sizeof one);
+  HICACHE_CRASH_POINT(kernel_rung);
 }
 
 void KernelRequests::park(std::uint64_t timeout_ns) {
   const std::uint32_t kicks = block_.wake.load(std::memory_order_acquire);
   block_.asleep.store(1, kRelaxed);
   park_fence();  // SYNC kernel park
+  HICACHE_CRASH_POINT(kernel_parked);
   if (!posted()) futex_wait(&block_.wake, kicks, timeout_ns);
   block_.asleep.store(0, kRelaxed);
 }

@@ -5,6 +5,7 @@
 
 #include <csignal>
 
+#include "shm/crash_points.hpp"
 #include "shm/tripwire.hpp"
 
 namespace hicache {
@@ -74,6 +75,7 @@ void KernelWorker::run() {
       requests_.park(kParkNs);
     }
   }
+  HICACHE_CRASH_POINT(kernel_ending);
   mover_->finish();
   report();
   quiet_.store(true, std::memory_order_release);
