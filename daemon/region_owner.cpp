@@ -143,23 +143,27 @@ Result<NameLock> NameLock::acquire(const std::string& name) {
                        ") is already running: stop it first, or give this one another name",
                    0};
     }
-    struct stat held {};
-    struct stat named {};
-    const bool same = ::fstat(fd.get(), &held) == 0 && ::stat(path.c_str(), &named) == 0 &&
-                      held.st_ino == named.st_ino && held.st_dev == named.st_dev;
-    if (!same) continue;
+    NameLock lock(std::move(fd), path);
+    if (!lock.named()) continue;
     const std::string pid = std::to_string(::getpid());
-    if (::ftruncate(fd.get(), 0) != 0 ||
-        ::pwrite(fd.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
+    if (::ftruncate(lock.fd_.get(), 0) != 0 ||
+        ::pwrite(lock.fd_.get(), pid.data(), pid.size(), 0) != static_cast<ssize_t>(pid.size())) {
       return Error{Status::system_error, "cannot write the lock file " + path + ": " + std::strerror(errno),
                    errno};
     }
-    return NameLock(std::move(fd), std::move(path));
+    return lock;
   }
 }
 
 NameLock::~NameLock() {
-  if (fd_.valid()) ::unlink(path_.c_str());
+  if (named()) ::unlink(path_.c_str());
+}
+
+bool NameLock::named() const {
+  struct stat held {};
+  struct stat name {};
+  return fd_.valid() && ::fstat(fd_.get(), &held) == 0 && ::stat(path_.c_str(), &name) == 0 &&
+         held.st_ino == name.st_ino && held.st_dev == name.st_dev;
 }
 
 RegionOwner::RegionOwner(NameLock lock, const Config& config)
@@ -185,6 +189,7 @@ RegionOwner::~RegionOwner() {
     tables_.header->state.store(static_cast<std::uint32_t>(RegionState::closed), std::memory_order_release);
   }
   if (keep_on_exit_ || (taken_over_ && !settled_)) return;
+  if (!lock_.named()) return;  // whatever lies under the names is another daemon's
   remove_named(control_object_name(name_));
   remove_named(pool_object_name(name_, 0));
 }

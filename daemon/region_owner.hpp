@@ -29,6 +29,9 @@ class NameLock {
   NameLock& operator=(NameLock&&) noexcept = delete;
   ~NameLock();
 
+  // False once somebody has removed the lock file: another daemon may have the name then.
+  [[nodiscard]] bool named() const;
+
  private:
   NameLock(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
   UniqueFd fd_;

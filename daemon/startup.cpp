@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <spdlog/sinks/basic_file_sink.h>
-#include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
@@ -19,6 +18,8 @@
 #include <cstring>
 #include <memory>
 
+#include "daemon/stderr_log.hpp"
+
 namespace hicache::daemon {
 namespace {
 
@@ -31,8 +32,9 @@ Error os_error(const std::string& what) {
 
 Outcome configure_logging(const Config::Log& log) {
   try {
-    auto logger = log.file.empty() ? spdlog::stderr_logger_mt("hicached")
-                                   : spdlog::basic_logger_mt("hicached", log.file, false);
+    auto logger = log.file.empty()
+                      ? std::make_shared<spdlog::logger>("hicached", std::make_shared<StderrLog>())
+                      : spdlog::basic_logger_mt("hicached", log.file, false);
     logger->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l hicached[%P] %v");
     logger->set_level(spdlog::level::from_str(log.level));
     logger->flush_on(spdlog::level::trace);

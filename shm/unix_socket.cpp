@@ -85,10 +85,11 @@ Result<UniqueFd> listen_unix(const std::string& path, bool world_connectable) {
   UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return os_error(Status::system_error, "socket");
   if (const Outcome free = remove_stale_socket(path, *address); !free) return free.error();
-  const mode_t old_mask = ::umask(0177);
-  const int rc = ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(sockaddr_un));
-  ::umask(old_mask);
-  if (rc != 0) return os_error(Status::system_error, "cannot listen at " + path);
+  // The name gets the mode of the socket. A mask would be the whole process's, whose other threads make
+  // files.
+  if (::fchmod(fd.get(), 0600) != 0) return os_error(Status::system_error, "fchmod of a socket");
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof(sockaddr_un)) != 0)
+    return os_error(Status::system_error, "cannot listen at " + path);
   if (world_connectable && ::chmod(path.c_str(), 0666) != 0) {
     return os_error(Status::system_error, "chmod " + path);
   }

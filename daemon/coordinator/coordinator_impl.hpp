@@ -135,6 +135,7 @@ struct Coordinator::Impl {
   void release_aborted(GroupWrite& write);
 
   // --- membership.cpp
+  Result<NamespaceId> namespace_for(const NamespaceSpec& spec, bool may_evict);
   void attach(AttachRequest& request);
   void buffers(BuffersRequest& request);
   [[nodiscard]] NumaNode node_of(const Group& group);

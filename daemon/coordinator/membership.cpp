@@ -5,10 +5,28 @@
 #include "daemon/coordinator/coordinator_impl.hpp"
 #include "shm/crash_points.hpp"
 #include "shm/futex.hpp"
+#include "shm/prefix_hash.hpp"
 
 namespace hicache::daemon {
 namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
+}
+
+// Models and adapters come and go, and each leaves pages behind: where the table is full, the namespace that
+// was used longest ago makes room. One that an engine is attached to, or a lease is open in, never does.
+Result<NamespaceId> Coordinator::Impl::namespace_for(const NamespaceSpec& spec, bool may_evict) {
+  auto ns = namespaces.find_or_create(spec);
+  while (may_evict && ns.status() == Status::again) {
+    const auto idle = namespaces.longest_idle();
+    if (!idle) break;
+    namespaces.retire(*idle);
+    const std::uint32_t evicted = evict_namespace(*idle);
+    spdlog::info(
+        "namespace {} makes room for another one, all {} of limits.namespaces are in use: {} pages evicted",
+        to_hex(namespaces.get(*idle).base_digest).substr(0, 16), tables.namespaces.size(), evicted);
+    ns = namespaces.find_or_create(spec);
+  }
+  return ns;
 }
 
 void Coordinator::Impl::attach(AttachRequest& request) {
@@ -34,7 +52,7 @@ void Coordinator::Impl::attach(AttachRequest& request) {
                                                 std::to_string(hello.spec.tp_size));
   }
   const auto scope = commit();
-  auto ns = namespaces.find_or_create(hello.spec);
+  auto ns = namespace_for(hello.spec, !request.read_only);
   if (!ns) return refuse(ns.status(), ns.error().message);
   Group* group = groups.find_or_create(hello.engine, hello.spec.base_digest(), hello.spec.weights_epoch, *ns,
                                        hello.spec.tp_size, request.read_only);

@@ -22,7 +22,11 @@ PrefixHash load_hash(const A64 (&field)[4]) {
 
 NamespaceTable::NamespaceTable(std::span<NamespaceEntry> entries, SlotAllocator& slots,
                                const std::vector<bool>* sound)
-    : entries_(entries), slots_(slots), namespaces_(entries.size()), holds_(entries.size()) {
+    : entries_(entries),
+      slots_(slots),
+      namespaces_(entries.size()),
+      holds_(entries.size()),
+      last_held_(entries.size()) {
   for (std::uint32_t i = 0; i < entries_.size(); ++i) {
     if (sound != nullptr && (*sound)[i]) {
       take_over(NamespaceId{i});
@@ -127,6 +131,7 @@ Result<NamespaceId> NamespaceTable::find_or_create(NamespaceSpec spec) {
   store_text(e.label, spec.revision.empty() ? spec.model : spec.model + "@" + spec.revision);
   e.state.store(static_cast<std::uint32_t>(NamespaceState::active), std::memory_order_release);
   namespaces_[id->value] = std::move(ns);
+  last_held_[id->value] = 0;
   return *id;
 }
 
@@ -211,6 +216,34 @@ void NamespaceTable::free(NamespaceId id) {
 void NamespaceTable::drop(NamespaceId id) {
   assert(holds_[id.value] > 0);
   --holds_[id.value];
+  last_held_[id.value] = ++holds_ever_;
+}
+
+bool NamespaceTable::last_to_know_bumps(NamespaceId id) const {
+  const std::uint32_t bumps = entries_[id.value].bumps.load(kRelaxed);
+  if (bumps == 0) return false;
+  for (std::uint32_t i = 0; i < namespaces_.size(); ++i) {
+    if (i != id.value && namespaces_[i] && namespaces_[i]->base_digest == get(id).base_digest &&
+        entries_[i].bumps.load(kRelaxed) >= bumps)
+      return false;
+  }
+  return true;
+}
+
+std::optional<NamespaceId> NamespaceTable::longest_idle() const {
+  std::optional<NamespaceId> idle;
+  for (std::uint32_t i = 0; i < namespaces_.size(); ++i) {
+    if (!namespaces_[i] || holds_[i] != 0 || retired(NamespaceId{i}) || last_to_know_bumps(NamespaceId{i}))
+      continue;
+    if (!idle || last_held_[i] < last_held_[idle->value]) idle = NamespaceId{i};
+  }
+  return idle;
+}
+
+void NamespaceTable::retire(NamespaceId id) {
+  assert(known(id) && holds_[id.value] == 0 && !retired(id));
+  entries_[id.value].state.store(static_cast<std::uint32_t>(NamespaceState::retired),
+                                 std::memory_order_release);
 }
 
 void NamespaceTable::collect(bool active_too) {
@@ -218,6 +251,7 @@ void NamespaceTable::collect(bool active_too) {
     NamespaceEntry& e = entries_[i];
     if (!namespaces_[i] || e.resident_pages.load(kRelaxed) != 0 || holds_[i] != 0) continue;
     if (!active_too && !retired(NamespaceId{i})) continue;
+    if (last_to_know_bumps(NamespaceId{i})) continue;
     free(NamespaceId{i});
   }
 }

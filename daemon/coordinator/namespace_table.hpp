@@ -52,11 +52,20 @@ class NamespaceTable {
   Result<std::vector<NamespaceId>> bump(const std::string& hex_prefix);
 
   // A group or a lease uses the namespace: it must not be freed, whether it has pages or not.
-  void hold(NamespaceId id) { ++holds_[id.value]; }
+  void hold(NamespaceId id) {
+    ++holds_[id.value];
+    last_held_[id.value] = ++holds_ever_;
+  }
   void drop(NamespaceId id);
 
+  // Of the active namespaces that nobody holds, the one that was held longest ago; none of those that must
+  // stay because of their bumps.
+  [[nodiscard]] std::optional<NamespaceId> longest_idle() const;
+  // Nothing of it is found any more; it goes with its last page. Precondition: active, and nobody holds it.
+  void retire(NamespaceId id);
+
   // Frees entries that nobody holds and that have no pages: retired ones always, active ones when room is
-  // needed.
+  // needed. The last one that knows of a model's bumps stays.
   void collect(bool active_too);
 
  private:
@@ -67,12 +76,17 @@ class NamespaceTable {
   void take_over(NamespaceId id);
   // True when the entry has the geometry of the spec, which its digest promises.
   [[nodiscard]] bool agrees(NamespaceId id, const NamespaceSpec& spec) const;
+  // Nothing else in the region tells a next daemon of the bumps of this model: without them it would find
+  // pages of the old weights in storage.
+  [[nodiscard]] bool last_to_know_bumps(NamespaceId id) const;
   void free(NamespaceId id);
 
   std::span<NamespaceEntry> entries_;
   SlotAllocator& slots_;
   std::vector<std::optional<Namespace>> namespaces_;
   std::vector<std::uint32_t> holds_;
+  std::vector<std::uint64_t> last_held_;  // when, as a number of holds; 0 = not by this daemon
+  std::uint64_t holds_ever_ = 0;
   std::map<PrefixHash, std::uint64_t, HashLess> bumps_;  // by base digest
 };
 

@@ -18,6 +18,7 @@
 
 #include "daemon/sessions/connection.hpp"
 #include "daemon/sessions/greeting.hpp"
+#include "daemon/sessions/listening_socket.hpp"
 #include "daemon/sessions/log_budget.hpp"
 #include "daemon/sessions/session_queue.hpp"
 #include "shm/clock.hpp"
@@ -34,7 +35,8 @@ constexpr int kAcceptsPerTurn = 64;
 constexpr std::size_t kMaxRefusals = 64;  // connections kept only to tell them why they are refused
 constexpr std::uint64_t kRefusalNs = 1000 * kMs;
 constexpr std::uint64_t kAcceptPauseNs = 100 * kMs;  // after the process ran out of descriptors
-constexpr int kMaxTurnMs = 10'000;
+constexpr int kMaxTurnMs = 1000;
+constexpr std::uint64_t kNameLookNs = 1000 * kMs;  // at the socket's name
 
 // What an epoll event is about: connection ids start at 1, these two never collide with id * 2 + kind.
 constexpr std::uint64_t kListener = 0;
@@ -86,6 +88,7 @@ class SessionServer::Impl {
   int turn_ms() const;
   bool watch(int fd, std::uint32_t events, std::uint64_t data) const;
   void expire(std::uint64_t now);
+  void look_at_name(std::uint64_t now);
   void set_deadline(Connection& c, std::uint64_t deadline_ns);
   bool take_events();
   // Connections.
@@ -123,13 +126,14 @@ class SessionServer::Impl {
   Post post_;
   Registration& registration_;
   std::shared_ptr<SessionQueue> queue_ = std::make_shared<SessionQueue>();
-  UniqueFd listener_;
+  ListeningSocket listener_;
   UniqueFd epoll_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
   std::set<std::pair<std::uint64_t, std::uint64_t>> deadlines_;  // (time, connection)
   std::uint64_t next_id_ = 1;
   std::size_t refusals_ = 0;
   std::uint64_t accept_paused_until_ = 0;
+  std::uint64_t next_name_look_ = 0;
   LogBudget refusal_log_;
   bool draining_ = false;
   std::thread thread_;
@@ -140,15 +144,12 @@ SessionServer::Impl::~Impl() {
     queue_->push(Stopped{});
     thread_.join();
   }
-  if (listener_.valid()) ::unlink(socket_path_.c_str());
 }
 
 Outcome SessionServer::Impl::listen() {
-  auto listener = listen_unix(socket_path_, open_to_others());
-  if (!listener) return listener.error();
-  listener_ = std::move(*listener);
+  if (auto opened = listener_.open(socket_path_, open_to_others()); !opened) return opened;
   epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll_.valid() || queue_->fd() < 0 || !watch(listener_.get(), EPOLLIN, kListener) ||
+  if (!epoll_.valid() || queue_->fd() < 0 || !watch(listener_.fd(), EPOLLIN, kListener) ||
       !watch(queue_->fd(), EPOLLIN, kQueue)) {
     return Error{Status::system_error, std::string("epoll for the socket: ") + std::strerror(errno), errno};
   }
@@ -178,7 +179,28 @@ void SessionServer::Impl::run() {
         close(*c, "its process has ended");
       }
     }
-    expire(monotonic_ns());
+    const std::uint64_t now = monotonic_ns();
+    expire(now);
+    look_at_name(now);
+  }
+}
+
+// Whoever removes the socket from its directory, by mistake or to tidy up, would keep every new client out.
+void SessionServer::Impl::look_at_name(std::uint64_t now) {
+  if (draining_ || now < next_name_look_) return;
+  next_name_look_ = now + kNameLookNs;
+  if (listener_.named()) return;
+  accept_some();  // those that came before
+  const int old = listener_.fd();
+  const bool accepting = accept_paused_until_ == 0;
+  if (accepting) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, old, nullptr);
+  const auto again = listener_.reopen(open_to_others());
+  if (accepting && accept_paused_until_ == 0) watch(listener_.fd(), EPOLLIN, kListener);
+  if (again) {
+    spdlog::warn("the socket {} was removed; clients find it there again", socket_path_);
+  } else if (refusal_log_.take()) {
+    spdlog::error("the socket {} was removed, and no client can attach: {}", socket_path_,
+                  again.error().message);
   }
 }
 
@@ -193,7 +215,7 @@ int SessionServer::Impl::turn_ms() const {
 void SessionServer::Impl::expire(std::uint64_t now) {
   if (accept_paused_until_ != 0 && now >= accept_paused_until_) {
     accept_paused_until_ = 0;
-    watch(listener_.get(), EPOLLIN, kListener);
+    watch(listener_.fd(), EPOLLIN, kListener);
   }
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
     Connection* c = find(deadlines_.begin()->second);
@@ -252,14 +274,14 @@ std::size_t SessionServer::Impl::connections_of(std::uint32_t pid) const {
 
 void SessionServer::Impl::accept_some() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
-    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    UniqueFd socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (socket.valid()) {
       admit(std::move(socket));
       continue;
     }
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       spdlog::warn("cannot accept a connection: {}; trying again soon", std::strerror(errno));
-      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.fd(), nullptr);
       accept_paused_until_ = monotonic_ns() + kAcceptPauseNs;
     }
     if (errno != EINTR && errno != ECONNABORTED) return;

@@ -184,6 +184,35 @@ TEST_CASE("a user who may only read does not get to map the pool, whose bytes it
   CHECK(dump_findings(daemon.name()) == "");
 }
 
+TEST_CASE("a user who may only read makes no other model's pages go to have its own") {
+  if (::geteuid() != 0) {
+    WARN("SKIPPED: only root can take another user's place");
+    return;
+  }
+  TestDaemon daemon(R"({"socket": {"read_only_uids": [54321]}, "limits": {"namespaces": 1}})");
+  open_directory(daemon);
+  {
+    TestRank writer(daemon, "engine", 0, kSpec);
+    REQUIRE(write_prompt(writer, 1, prompt(1, 8)) == 8);
+  }
+  // Nobody uses that model now: one who may write could have its place.
+  REQUIRE(eventually([&] { return counter(daemon, "attached_clients") == 0; }));
+  const std::string told = as_user(kReader, [&]() -> std::string {
+    AttachOptions options;
+    options.socket_path = daemon.socket_path();
+    options.engine = "engine";
+    options.spec = kSpec;
+    options.spec.model = "another";
+    const auto refused = Session::attach(options);
+    return refused.ok() ? "attached" : refused.error().message;
+  });
+  INFO(told);
+  CHECK(contains(told, "raise limits.namespaces"));
+  CHECK(counter(daemon, "ready_pages") == 8);
+  TestRank writer(daemon, "engine", 0, kSpec);
+  CHECK(read_back(writer, 1, prompt(1, 8)).hits == 8);
+}
+
 TEST_CASE("a user who may only read may ask the daemon, not change it") {
   if (::geteuid() != 0) {
     WARN("SKIPPED: only root can take another user's place");

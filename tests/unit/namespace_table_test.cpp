@@ -69,4 +69,45 @@ TEST_CASE(
   }
 }
 
+TEST_CASE("the namespace that was held longest ago is the first to make room") {
+  Fixture f;
+  const NamespaceId first = f.table.find_or_create(spec_of("first", 0)).value();
+  const NamespaceId second = f.table.find_or_create(spec_of("second", 0)).value();
+  const NamespaceId third = f.table.find_or_create(spec_of("third", 0)).value();
+  for (const NamespaceId id : {second, first, third}) {
+    f.entries[id.value].resident_pages.store(1);
+    f.table.hold(id);
+  }
+  CHECK_FALSE(f.table.longest_idle().has_value());
+  f.table.drop(first);
+  f.table.drop(second);
+  REQUIRE(f.table.longest_idle() == first);
+  f.table.hold(first);
+  f.table.drop(first);
+  REQUIRE(f.table.longest_idle() == second);
+  // It makes room with its last page.
+  f.table.retire(second);
+  CHECK(f.table.longest_idle() == first);
+  CHECK(f.table.find_or_create(spec_of("fourth", 0)).status() == Status::again);
+  f.entries[second.value].resident_pages.store(0);
+  CHECK(f.table.find_or_create(spec_of("fourth", 0)).value() == second);
+}
+
+TEST_CASE("a bump is not forgotten with the namespace: the last entry that knows of it stays") {
+  Fixture f;
+  const NamespaceId old = f.table.find_or_create(spec_of("model", 0)).value();
+  REQUIRE(f.table.bump(to_hex(f.table.get(old).base_digest)).ok());
+  const NamespaceId successor = f.table.find_or_create(spec_of("model", 0)).value();
+  // The old one goes, because its successor knows; the others make room for each other.
+  for (int i = 0; i < 8; ++i) {
+    INFO(i);
+    const auto other = f.table.find_or_create(spec_of("other-" + std::to_string(i), 0));
+    REQUIRE(other.ok());
+    CHECK(other.value() != successor);
+  }
+  CHECK(f.table.known(successor));
+  CHECK(f.table.find_or_create(spec_of("model", 0)).value() == successor);
+  CHECK(f.table.get(successor).spec.weights_epoch == 1);
+}
+
 }  // namespace hicache::daemon
