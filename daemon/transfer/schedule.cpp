@@ -22,7 +22,7 @@ constexpr double kPageRowsFactor = 1.25;
 // A round trip to a rank whose thread sleeps, and the kernels of the first and last slot.
 constexpr double kStagedStartNs = 80'000;
 // What staging must gain to be worth the multiprocessors that its kernels take.
-constexpr double kStagedGain = 1.10;
+constexpr double kStagedGain = 1.03;
 // What an early first layer may cost: through staging memory, without it, and past it.
 constexpr double kStagedEarlyLayerPrice = 1.25;
 constexpr double kEarlyLayerPrice = 1.35;

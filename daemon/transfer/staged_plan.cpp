@@ -19,27 +19,13 @@ bool can_stage(const NamespaceSpec& spec, std::uint64_t slot_bytes) {
 
 namespace {
 
-// Layers of a chunk: all of the group's where pages of that size fill a slot well, else as many as fill it
-// better, as long as rows stay long. Depends on nothing that changes from page to page.
-std::uint32_t chunk_layers(const NamespaceSpec& spec, std::uint32_t group, std::size_t pages,
-                           std::uint64_t slot_bytes) {
-  constexpr std::uint64_t kLongRow = 128 * kKiB;
-  constexpr std::uint64_t kMostPages = 8;  // more of them fill a slot well enough
-  const std::uint64_t layer = staged_row_bytes(spec, 1);
-  std::uint64_t best = std::min<std::uint64_t>(group, slot_bytes / layer);
-  std::uint64_t best_filled = 0;
-  for (std::uint64_t together = 1; together <= std::min<std::uint64_t>(pages, kMostPages); ++together) {
-    const std::uint64_t layers = std::min<std::uint64_t>(group, slot_bytes / layer / together);
-    if (layers == 0 || (layers < best && layers * spec.piece_bytes() < kLongRow)) break;
-    const std::uint64_t filled =
-        layers * layer * std::min<std::uint64_t>(slot_bytes / (layers * layer), pages);
-    // Worth it for a twentieth of a slot.
-    if (best_filled == 0 || filled > best_filled + slot_bytes / 20) {
-      best = layers;
-      best_filled = filled;
-    }
-  }
-  return static_cast<std::uint32_t>(best);
+// Layers of a chunk: all of the group's where a page of them fits a slot, because a group that is the whole page
+// makes the chunk one contiguous copy, else the fewest equal cuts. Fuller slots are not worth a cut: rows that
+// are apart in the pool cost more than a slot that is not full.
+std::uint32_t chunk_layers(const NamespaceSpec& spec, std::uint32_t group, std::uint64_t slot_bytes) {
+  const std::uint64_t fit = slot_bytes / staged_row_bytes(spec, 1);
+  const std::uint64_t cuts = (group + fit - 1) / fit;
+  return static_cast<std::uint32_t>((group + cuts - 1) / cuts);
 }
 
 }  // namespace
@@ -47,7 +33,7 @@ std::uint32_t chunk_layers(const NamespaceSpec& spec, std::uint32_t group, std::
 StagedChunk next_staged_chunk(const NamespaceSpec& spec, std::uint32_t first_layer, std::uint32_t group_end,
                               std::size_t done, std::size_t pages, std::uint64_t slot_bytes) {
   assert(can_stage(spec, slot_bytes) && first_layer < group_end && done < pages);
-  const std::uint32_t layers = chunk_layers(spec, group_end - first_layer, pages, slot_bytes);
+  const std::uint32_t layers = chunk_layers(spec, group_end - first_layer, slot_bytes);
   StagedChunk chunk;
   chunk.first_layer = first_layer;
   chunk.end_layer = first_layer + layers;

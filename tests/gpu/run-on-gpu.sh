@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Runs the GPU tests and benchmarks on a machine with a GPU and keeps their logs.
 #
-#   tests/gpu/run-on-gpu.sh [--bin DIR] [--out DIR] [STAGE...]
+#   tests/gpu/run-on-gpu.sh [--bin DIR] [--out DIR] [--trace FILE] [STAGE...]
 #
-#   --bin  built programs (hicached, hicache-bench, gpu_test); left out: builds into build-gpu first
-#   --out  where logs and JSON go (gpu-results)
+#   --bin    built programs (hicached, hicache-bench, gpu_test); left out: builds into build-gpu first
+#   --out    where logs and JSON go (gpu-results)
+#   --trace  what the replays replay, JSON lines with hash_ids; left out: generated conversations
 #
-# Stages: tests, kills, transfer, methods, silent, checksums, layerwise, replay, kernel, memcheck; all but kills by default.
+# Stages: tests, kills, transfer, methods, silent, checksums, layerwise, replay, kernel, memcheck; all but kills by
+# default.
 # With two GPUs or more also group_tests (ranks killed in mid exchange, many times), group_transfer, group_layerwise
 # and group_replay; with fewer they say that they are skipped. Each has a log STAGE.log; the last line of this script
 # is "N stages passed, N failed", exit status 1 if one failed.
@@ -15,11 +17,13 @@ cd "$(dirname "$0")/../.." || exit 2
 
 bin=""
 out="gpu-results"
+replayed=()
 stages=()
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --bin) bin="$2"; shift 2 ;;
     --out) out="$2"; shift 2 ;;
+    --trace) replayed=(--trace "$(realpath "$2")"); shift 2 ;;
     -*) echo "run-on-gpu.sh: unknown option $1" >&2; exit 2 ;;
     *) stages+=("$1"); shift ;;
   esac
@@ -91,8 +95,8 @@ stage_layerwise() {
 stage_replay() {
   local attention
   for attention in mha mla; do
-    limited "$bench" replay --config "$config" --device cuda --attention "$attention" --ranks 4 --limit 400 \
-      --concurrency 4 --json "$out/replay-$attention.json" || return 1
+    limited "$bench" replay "${replayed[@]}" --config "$config" --device cuda --attention "$attention" --ranks 4 \
+      --limit 400 --concurrency 4 --json "$out/replay-$attention.json" || return 1
   done
 }
 # The ranks' own kernels on the pool that they map.
@@ -100,8 +104,8 @@ stage_kernel() {
   limited "$bin/gpu_test" -d yes "io_backend kernel*" || return 1
   local attention
   for attention in mha mla; do
-    limited "$bench" replay --config "$config" --device cuda --io-backend kernel --attention "$attention" --ranks 4 \
-      --limit 400 --concurrency 4 --json "$out/replay-kernel-$attention.json" || return 1
+    limited "$bench" replay "${replayed[@]}" --config "$config" --device cuda --io-backend kernel \
+      --attention "$attention" --ranks 4 --limit 400 --concurrency 4 --json "$out/replay-kernel-$attention.json" || return 1
   done
   command -v compute-sanitizer >/dev/null || { echo "SKIPPED: compute-sanitizer is not on the PATH"; return 0; }
   limited compute-sanitizer --tool memcheck --target-processes all --error-exitcode 9 "$bench" replay --config "$config" \
@@ -141,7 +145,7 @@ stage_group_replay() {
   several_gpus || return 0
   local attention
   for attention in mha mla; do
-    limited "$bench" replay --config "$config" --device cuda --gpus "$gpus" --attention "$attention" \
+    limited "$bench" replay "${replayed[@]}" --config "$config" --device cuda --gpus "$gpus" --attention "$attention" \
       --ranks "$((2 * gpus))" --limit 400 --concurrency 4 --json "$out/group-replay-$attention.json" || return 1
   done
 }

@@ -51,7 +51,7 @@ struct AttachOptions {
   IoBackend io_backend = IoBackend::direct;
   // GPU memory that the session allocates beside registered GPU buffers: short pieces of pages go through it
   // (docs/gpu.md). 0 = none, and such pieces move slowly.
-  std::uint64_t staging_bytes = 128 * kMiB;
+  std::uint64_t staging_bytes = 256 * kMiB;
 };
 
 struct CudaRange;  // hicache/cuda.hpp
