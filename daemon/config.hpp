@@ -80,9 +80,9 @@ struct Config {
   struct TransferConfig {
     std::uint32_t threads = 1;                          // of the host backend, 1 to 64
     TransferMethod method = TransferMethod::automatic;  // of GPUs
-    std::uint32_t streams = 1;                          // of a rank on its GPU, in each direction, 1 to 8
+    std::uint32_t streams = 1;          // of a rank in each direction, for direct copies, 1 to 8
     std::uint32_t block_quota = 2;      // blocks of a gather or scatter kernel in a rank, 1 to 256
-    std::uint32_t staging_blocks = 32;  // of a kernel that packs or unpacks pages in a rank, 1 to 256
+    std::uint32_t staging_blocks = 64;  // of a kernel that packs or unpacks pages in a rank, 1 to 256
   } transfer;
 
   struct Cuda {

@@ -65,7 +65,7 @@ struct CudaOptions {
   TransferMethod method = TransferMethod::automatic;
   std::uint32_t streams = 1;  // of a rank in each direction
   ExchangePolicy exchange;
-  std::uint32_t staging_blocks = 32;
+  std::uint32_t staging_blocks = 64;
   const ShardChecksums* checksums = nullptr;  // outlives the path; nullptr = none are kept
   std::uint32_t checksum_threads = 1;         // for each GPU
   std::uint8_t* pool = nullptr;

@@ -2,6 +2,8 @@
 // are what keeps ranks apart: none waits behind another's stream.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -30,11 +32,22 @@ struct GpuChunk {
 
 // Used by the GPU's transfer thread only; the streams are made and destroyed by the owner.
 struct GpuLane {
-  std::vector<CUstream> streams;  // chunks take them in turn
-  std::size_t next_stream = 0;
+  // Staged chunks take two streams in turn, whatever is configured: each is one large copy, and the next one
+  // starts while the last one ends. Direct chunks are many copies each and keep to one, unless configured.
+  static constexpr std::size_t kStagedStreams = 2;
+
+  // Of the next chunk.
+  [[nodiscard]] CUstream stream(bool for_staged) const {
+    return streams[turn % (for_staged ? std::max(kStagedStreams, direct_streams) : direct_streams)];
+  }
+
+  std::vector<CUstream> streams;   // at least kStagedStreams
+  std::size_t direct_streams = 1;  // the first ones of them, for chunks that are not staged
+  std::size_t turn = 0;            // grows with every chunk
   std::deque<GpuJobPtr> queue;     // the front one may be partly on the stream
   std::deque<GpuChunk> in_flight;  // oldest first
   std::size_t staged = 0;          // of them, those that go through staging memory
+  std::vector<CUstream> running;   // scratch of move_staged()
   bool active = false;             // in the transfer thread's list
   bool peer_gone = false;          // the rank answers no more
 };

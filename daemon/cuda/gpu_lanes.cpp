@@ -152,8 +152,7 @@ bool GpuTransfers::Impl::feed(GpuLane& lane, std::uint64_t now) {
     chunk.event = take_event();
     if (chunk.event == nullptr) continue;  // broken down
     chunk.job = &job;
-    chunk.stream = lane.streams[lane.next_stream];
-    lane.next_stream = (lane.next_stream + 1) % lane.streams.size();
+    chunk.stream = lane.stream(false);
     const std::uint64_t start = monotonic_ns();
     chunk.work = job.enqueue(pool, chunk.stream);
     const CUstream last = pass_on(job, chunk);
@@ -174,10 +173,11 @@ bool GpuTransfers::Impl::has_room(const GpuLane& lane, const GpuJob& job) const 
   // Layers of staged loads are announced by this thread. Words that a stream writes meanwhile could be moved
   // back by it.
   if (lane.staged > 0 && job.layer_fences() != nullptr) return false;
-  return lane.in_flight.size() < kChunksPerStream * lane.streams.size();
+  return lane.in_flight.size() < kChunksPerStream * lane.direct_streams;
 }
 
 void GpuTransfers::Impl::put_in_flight(GpuLane& lane, GpuChunk chunk) {
+  ++lane.turn;
   if (chunk.job->base().verdict == Status::ok && chunk.job->all_enqueued()) {
     chunk.owner = std::move(lane.queue.front());
     lane.queue.pop_front();
@@ -189,7 +189,7 @@ bool GpuTransfers::Impl::feed_staged(GpuLane& lane, GpuJob& job) {
   GpuChunk chunk;
   chunk.event = take_event();
   if (chunk.event == nullptr) return true;  // broken down
-  chunk.stream = lane.streams.front();
+  chunk.stream = lane.stream(true);
   CUresult error = CUDA_SUCCESS;
   if (!begin_staged(chunk, job, pool, error)) {
     spare_events.push_back(chunk.event);

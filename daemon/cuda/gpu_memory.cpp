@@ -193,7 +193,8 @@ Outcome GpuMemory::open_streams(std::uint32_t streams) {
   const CudaDriver& driver = gpu_->driver();
   for (auto& lane : lanes_) {
     lane = std::make_unique<GpuLane>();
-    for (std::uint32_t i = 0; i < streams; ++i) {
+    lane->direct_streams = streams;
+    for (std::size_t i = 0; i < std::max<std::size_t>(streams, GpuLane::kStagedStreams); ++i) {
       CUstream stream = nullptr;
       if (const CUresult r = driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING); r != CUDA_SUCCESS) {
         return cuda_error(driver, r, "no stream for the rank");

@@ -28,7 +28,7 @@ class PeerAccess;
 struct ImportOptions {
   TransferMethod method = TransferMethod::automatic;
   std::uint32_t streams = 1;  // in each direction
-  std::uint32_t staging_blocks = 32;
+  std::uint32_t staging_blocks = 64;
   // How many GPUs there are when ranks of the namespace load together, else 0. Their layers are announced by
   // the CPU: no stream sees what other GPUs bring.
   std::uint32_t exchanging_gpus = 0;

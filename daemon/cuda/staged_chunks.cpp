@@ -1,5 +1,6 @@
 #include "daemon/cuda/staged_chunks.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <span>
 
@@ -88,15 +89,18 @@ bool begin_staged(GpuChunk& chunk, GpuJob& job, const GpuPool& pool, CUresult& e
 bool move_staged(GpuLane& lane, const GpuPool& pool, bool abandon, CUresult& error) {
   if (lane.staged == 0) return false;
   bool any = false;
-  bool copies_end =
-      true;  // the streams' copies end in order: behind one that runs there is none that has ended
+  lane.running
+      .clear();  // streams whose copies end in order: behind one that runs there is none that has ended
   for (GpuChunk& chunk : lane.in_flight) {
     if (chunk.stage == StagedStage::with_rank) {
       any |= look_at_answer(chunk, pool, abandon, error);
-    } else if (chunk.stage == StagedStage::copying && copies_end) {
+    } else if (chunk.stage == StagedStage::copying &&
+               std::find(lane.running.begin(), lane.running.end(), chunk.stream) == lane.running.end()) {
       const CUresult r = driver_of(chunk).cuEventQuery(chunk.event);
-      copies_end = r == CUDA_SUCCESS;
-      if (r == CUDA_ERROR_NOT_READY) continue;
+      if (r == CUDA_ERROR_NOT_READY) {
+        lane.running.push_back(chunk.stream);
+        continue;
+      }
       any = true;
       if (r != CUDA_SUCCESS) {
         error = r;

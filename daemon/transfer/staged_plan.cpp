@@ -19,9 +19,9 @@ bool can_stage(const NamespaceSpec& spec, std::uint64_t slot_bytes) {
 
 namespace {
 
-// Layers of a chunk: all of the group's where a page of them fits a slot, because a group that is the whole page
-// makes the chunk one contiguous copy, else the fewest equal cuts. Fuller slots are not worth a cut: rows that
-// are apart in the pool cost more than a slot that is not full.
+// Layers of a chunk: all of the group's where a page of them fits a slot, because a group that is the whole
+// page makes the chunk one contiguous copy, else the fewest equal cuts. Fuller slots are not worth a cut:
+// rows that are apart in the pool cost more than a slot that is not full.
 std::uint32_t chunk_layers(const NamespaceSpec& spec, std::uint32_t group, std::uint64_t slot_bytes) {
   const std::uint64_t fit = slot_bytes / staged_row_bytes(spec, 1);
   const std::uint64_t cuts = (group + fit - 1) / fit;

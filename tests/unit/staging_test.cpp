@@ -121,7 +121,8 @@ TEST_CASE("chunks hold whole pages where a page fits a slot, which makes each on
 
 TEST_CASE("a page that no slot holds is cut into the fewest chunks of equal size") {
   const NamespaceSpec spec = spec_of(Attention::mha, 80, 128, 64);  // 2.5 MiB
-  for (const auto& [slot, layers] : {std::pair{2 * kMiB, 40u}, {kMiB, 27u}, {64 * kKiB, 2u}, {32 * kKiB, 1u}}) {
+  for (const auto& [slot, layers] :
+       {std::pair{2 * kMiB, 40u}, {kMiB, 27u}, {64 * kKiB, 2u}, {32 * kKiB, 1u}}) {
     CAPTURE(slot);
     std::uint32_t layer = 0;
     while (layer < spec.layers) {
