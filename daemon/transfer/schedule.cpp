@@ -14,8 +14,12 @@ constexpr double kBytesPerNs = 55.3;
 // matrix products, and about 10 us beside a kernel that streams memory.
 constexpr double kCopyNs = 6000;
 constexpr double kRowNs = 5;
-// Rows between the pool and staging memory are apart on the host's side, which costs more.
-constexpr double kStagedRowNs = 20;
+// Rows between the pool and staging memory are apart on the host's side, which costs more: the farther, the
+// less two of them share in the tables that translate the host's addresses. Measured at pages of 40 KiB: 20
+// ns a row alone and 50 beside a kernel that streams memory, of 128 KiB 75 and 150, of 0.6 MiB 200 and 500,
+// of 2.5 MiB 200 and 1000.
+constexpr double kStagedRowNs = 400;
+constexpr double kFarRowBytes = 400.0 * kKiB;
 // How much longer copies take whose rows are a layer's piece of one page after the other, while a model runs
 // and however long the runs of pages are.
 constexpr double kPageRowsFactor = 1.25;
@@ -88,12 +92,15 @@ void Schedules::add_pitched(const NamespaceSpec& spec, const DeviceGeometry& geo
 void Schedules::add_staged(const NamespaceSpec& spec) {
   staged_ = true;
   const std::uint32_t layers = spec.layers;
-  const std::uint32_t head = (layers + 15) / 16;
-  for (const std::uint32_t parts : {16u, 8u, 4u, 1u}) {
-    const std::uint32_t group = (layers + parts - 1) / parts;
-    if (group < layers || parts == 1) candidates_.push_back({{PlanOrder::page_major, group, group, true}});
-  }
-  if (head < layers) candidates_.push_back({{PlanOrder::page_major, head, layers - head, true}});
+  const auto part = [&](std::uint32_t parts) { return (layers + parts - 1) / parts; };
+  const auto add = [&](std::uint32_t first_group, std::uint32_t group) {
+    if (first_group < layers) candidates_.push_back({{PlanOrder::page_major, first_group, group, true}});
+  };
+  for (const std::uint32_t parts : {16u, 8u, 4u}) add(part(parts), part(parts));
+  // As early a first layer with fewer rows.
+  add(part(16), part(4));
+  add(part(16), layers - part(16));
+  candidates_.push_back({{PlanOrder::page_major, layers, layers, true}});
 }
 
 void Schedules::add(const NamespaceSpec& spec, const DeviceGeometry& geometry, const Schedule& schedule) {
@@ -120,16 +127,17 @@ double Schedules::cost_ns(const Candidate& c, const PageRuns& pages) const {
   const auto count = static_cast<double>(pages.pages);
   const double bytes_ns = static_cast<double>(page_bytes_) * count / kBytesPerNs;
   if (c.schedule.staged) {
-    // K and V of some layers are two rows of a page in the pool, all of them are one.
+    // K and V of some layers are two rows of a page in the pool. Whole pages follow each other without rows.
     const std::uint32_t groups =
         c.schedule.first_group == layers_
             ? 1
             : 1 + (layers_ - c.schedule.first_group + c.schedule.group - 1) / c.schedule.group;
-    const double rows = groups == 1 ? 1 : groups * kinds_;
+    const double rows = groups == 1 ? 0 : groups * kinds_;
     // Runs of the pool are cut where slots end.
     const double slots = static_cast<double>(page_bytes_) * count / static_cast<double>(staging_slot_bytes_);
-    const double copies = rows * std::max(static_cast<double>(pages.pool), slots / groups);
-    return kStagedGain * (kStagedStartNs + copies * kCopyNs + count * rows * kStagedRowNs + bytes_ns);
+    const double copies = std::max(rows, 1.0) * std::max(static_cast<double>(pages.pool), slots / groups);
+    const double row_ns = kStagedRowNs * std::min(1.0, static_cast<double>(page_bytes_) / kFarRowBytes);
+    return kStagedGain * (kStagedStartNs + copies * kCopyNs + count * rows * row_ns + bytes_ns);
   }
   const double copies = static_cast<double>(c.copies_per_page) * count +
                         static_cast<double>(c.copies_per_run) * static_cast<double>(pages.both);

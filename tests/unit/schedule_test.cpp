@@ -25,7 +25,10 @@ DeviceGeometry together(const NamespaceSpec& spec) {
   DeviceGeometry g;
   g.pages = kPages;
   const std::uint64_t tensor = kPages * spec.piece_bytes();
-  for (const TensorKind kind : {TensorKind::k, TensorKind::v}) {
+  const std::vector<TensorKind> kinds = spec.attention == Attention::mla
+                                            ? std::vector{TensorKind::latent}
+                                            : std::vector{TensorKind::k, TensorKind::v};
+  for (const TensorKind kind : kinds) {
     for (std::uint32_t layer = 0; layer < spec.layers; ++layer) {
       g.tensors.push_back(
           {0, layer, kind, g.tensors.size() * tensor, spec.piece_bytes(), spec.piece_bytes()});
@@ -184,6 +187,31 @@ TEST_CASE("a staged load that announces its layers has the first ones early") {
       CHECK(early.first_group * 10 <= spec.layers);
     }
   }
+}
+
+TEST_CASE("layers that are announced one group after the other are worth short rows, not many of them") {
+  constexpr std::uint32_t kLatent = 0;
+  const auto groups = [](std::uint32_t layers, std::uint32_t heads, std::uint32_t tokens) {
+    NamespaceSpec spec = spec_of(layers, heads, tokens);
+    if (heads == kLatent) {
+      spec.attention = Attention::mla;
+      spec.heads_per_shard = 1;
+      spec.head_dim = 576;
+    }
+    const Schedule s = Schedules(spec, together(spec), TransferMethod::staged, kSlot)
+                           .choose(in_runs(16384 / tokens, 16384 / tokens), true);
+    CHECK(s.first_group == (layers + 15) / 16);
+    return 1 + (layers - s.first_group + s.group - 1) / s.group;
+  };
+  CHECK(groups(32, 8, 64) == 16);  // rows of 256 KiB
+  CHECK(groups(80, 1, 64) == 5);   // 80 KiB in 16 groups ran at 0.6 of the link beside a busy model
+  CHECK(groups(32, 8, 16) == 5);
+  CHECK(groups(80, 1, 16) == 2);
+  CHECK(groups(32, 8, 1) == 2);
+  CHECK(groups(80, 1, 1) == 2);
+  CHECK(groups(61, kLatent, 64) == 16);
+  CHECK(groups(61, kLatent, 16) == 5);
+  CHECK(groups(61, kLatent, 1) == 2);
 }
 
 TEST_CASE("pages that lie anywhere in the pool are staged only where that saves copies") {
