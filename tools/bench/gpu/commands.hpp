@@ -36,7 +36,9 @@ class GpuCommands {
     CLI::App* command =
         app.add_subcommand("transfer", "pages between GPU memory and the pool, beside a single large copy");
     command->add_option("--shapes", transfer_.shapes, "8B-tp1, 70B-tp8, MLA")->delimiter(',');
-    command->add_option("--methods", transfer_.methods, "values of transfer.method")->delimiter(',');
+    command
+        ->add_option("--methods", transfer_.methods, "values of transfer.method; kernel: io_backend kernel")
+        ->delimiter(',');
     command->add_option("--page-tokens", transfer_.page_tokens, "tokens of a page")->delimiter(',');
     command->add_option("--runs", transfer_.runs, "lengths of runs of consecutive device pages")
         ->delimiter(',');

@@ -23,6 +23,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+// Not a value of transfer.method: the rank moves its pages itself, which this engine may.
+constexpr const char* kKernelMethod = "kernel";
+constexpr const char* kKernelEngine = "bench-kernel";
 constexpr useconds_t kLoadWindowUs = 250'000;  // over which the rate of an undisturbed load is taken
 
 enum class Direction : std::size_t { write, load, load_fenced, both, count_ };
@@ -352,7 +355,10 @@ Outcome run_cases(const TransferOptions& options, const std::string& socket_path
       const NamespaceSpec spec = make_spec(*shape, tokens);
       const auto pages = static_cast<std::uint32_t>(options.bytes / spec.shard_bytes());
       for (const BufferLayout layout : options.layouts) {
-        auto rank = GpuRank::attach(gpu, socket_path, spec, pages, layout);
+        const bool kernel = method == kKernelMethod;
+        auto rank =
+            GpuRank::attach(gpu, socket_path, spec, pages, layout, {kernel ? kKernelEngine : "", 0},
+                            AttachOptions().staging_bytes, kernel ? IoBackend::kernel : IoBackend::direct);
         if (!rank) return rank.error();
         for (const std::uint32_t run : options.runs) {
           const Json labels{{"method", method},
@@ -394,7 +400,10 @@ void print_row(const Json& row) {
       row["direction"].get<std::string>(), row["gbps"].get<double>(), row["share"].get<double>(),
       row.contains("compute_kept") ? fmt::format("{:.3f}", row["compute_kept"].get<double>()) : "-",
       row["enqueue_us_per_copy"].get<double>(), row["enqueue_ms_per_gib"].get<double>(),
-      row["daemon_cores"].get<double>(), row["staged"].get<bool>() ? "staged" : "direct",
+      row["daemon_cores"].get<double>(),
+      row["method"] == kKernelMethod ? kKernelMethod
+      : row["staged"].get<bool>()    ? "staged"
+                                     : "direct",
       !row.contains("wrong_words")         ? ""
       : row["wrong_words"].get<int>() == 0 ? "right"
                                            : "WRONG");
@@ -428,7 +437,11 @@ Result<Json> run_transfer(const TransferOptions& options) {
   std::uint64_t wrong = 0;
   print_header();
   for (const std::string& method : options.methods) {
-    auto daemon = start_cuda_daemon(options.bytes + options.bytes / 2, method, options.daemon);
+    Json changes = Json::parse(options.daemon, nullptr, false);
+    if (method == kKernelMethod && changes.is_object()) changes["pool"]["map_engines"] = {kKernelEngine};
+    auto daemon =
+        start_cuda_daemon(options.bytes + options.bytes / 2, method == kKernelMethod ? "auto" : method,
+                          changes.is_object() ? changes.dump() : options.daemon);
     if (!daemon && daemon.status() == Status::not_permitted) {
       json["skipped"][method] = daemon.error().message;
       fmt::print("{}: skipped: {}\n", method, daemon.error().message);
