@@ -64,6 +64,7 @@ int serve(const Config& config, const CommandLine& line, const std::string& conf
   if (auto logging = configure_logging(config.log); !logging)
     return fail(kExitFailure, logging.error().message);
   raise_descriptor_limit();
+  keep_freed_memory();
   if (auto limits = check_start_limits(config); !limits) {
     spdlog::critical("{}", limits.error().message);
     return config.log.file.empty() ? kExitFailure : fail(kExitFailure, limits.error().message);

@@ -1,6 +1,7 @@
 #include "daemon/startup.hpp"
 
 #include <fcntl.h>
+#include <malloc.h>
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/spdlog.h>
 #include <sys/resource.h>
@@ -43,6 +44,14 @@ Outcome configure_logging(const Config::Log& log) {
     return Error{Status::system_error, "log.file: " + std::string(e.what()), 0};
   }
   return success();
+}
+
+void keep_freed_memory() {
+#ifdef __GLIBC__
+  constexpr int kKept = 64 << 20;
+  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // glibc's own maximum
+  ::mallopt(M_TRIM_THRESHOLD, kKept);
+#endif
 }
 
 void raise_descriptor_limit() {

@@ -15,6 +15,9 @@ Outcome configure_logging(const Config::Log& log);
 
 // Raises the limit of open descriptors as far as this user may: every client needs several.
 void raise_descriptor_limit();
+// Freed memory stays with the process, up to 64 MiB: lists of large requests come and go, and the page faults
+// of fresh memory cost more than filling it. For the call before any thread exists.
+void keep_freed_memory();
 
 // Ignores SIGPIPE and blocks SIGTERM, SIGINT and SIGHUP in this thread and all it starts; they arrive at the
 // returned signalfd instead.

@@ -66,6 +66,7 @@ std::unique_ptr<PageSurvey> survey_for(const CoordinatorOptions& options) {
 
 Coordinator::Impl::Impl(const CoordinatorOptions& options)
     : config(options.config),
+      write_block(options.write_block),
       tables(options.tables),
       pool_bytes(options.pool_bytes),
       policy(make_eviction_policy(options.config.eviction.policy)),

@@ -28,6 +28,9 @@ struct CoordinatorOptions {
   const ShardChecksums* checksums =
       nullptr;                            // with verify: full, what a takeover compares; nullptr = nothing
   std::vector<NumaNode> segment_nodes{};  // of the pool's segments; empty = no node is better than another
+  // Pages of a write that are decided, copied and published together: the copies of the first ones run while
+  // the next ones are decided, so that thousands of small pages are not waited for one thread.
+  std::uint32_t write_block = 2048;
 };
 
 // A process that an earlier daemon let map the pool and that lives.

@@ -57,6 +57,8 @@ struct TransferOwner {
   PendingLoad load;
   std::uint64_t write_number = 0;  // 0 = a load
   std::uint32_t tp_rank = 0;
+  std::size_t first = 0;  // of a write: [first, end) of the rank's positions
+  std::size_t end = 0;
 };
 
 // A request to storage that has not ended.
@@ -123,8 +125,14 @@ struct Coordinator::Impl {
 
   // --- writes.cpp
   void execute_write(Client& client, const Submission& submission, std::uint64_t sequence);
-  GroupWrite& decide_write(Lease& lease, const Submission& submission);
-  void start_rank_copy(Client& client, Lease& lease, GroupWrite& write, const Submission& submission);
+  GroupWrite& open_write(Lease& lease, const Submission& submission);
+  [[nodiscard]] WriteDecision begin_decision(const Lease& lease, const Submission& submission);
+  // Decides the pages [first, end) of the submission's.
+  void decide_pages(Lease& lease, const Submission& submission, std::uint32_t first, std::uint32_t end,
+                    GroupWrite& write, WriteDecision& decision);
+  // Starts the rank's copy of those of them that it is to write.
+  void start_rank_copy(Client& client, const Submission& submission, std::uint32_t first, std::uint32_t end,
+                       GroupWrite& write);
   void finish_rank_copy(const TransferDone& done, const TransferOwner& owner);
   void publish_from(PageId page);
   void give_up(PageId page);
@@ -224,6 +232,7 @@ struct Coordinator::Impl {
   [[nodiscard]] CommitScope commit() { return CommitScope(tables.header->commit_sequence, commit_depth); }
 
   Config config;
+  const std::uint32_t write_block;
   Tables tables;
   std::uint64_t pool_bytes;
   std::unique_ptr<EvictionPolicy> policy;
@@ -275,6 +284,7 @@ struct Coordinator::Impl {
 
   std::vector<CoordinatorRequest> taken;  // reused
   std::vector<PageId> scratch_pages;
+  std::vector<PageId> scratch_publish;
   std::vector<DevicePage> scratch_device_pages;
   std::vector<DevicePage> scratch_states;  // as many; none where the submission names no state slot
   std::vector<PrefixHash> scratch_hashes;

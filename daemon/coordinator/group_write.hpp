@@ -24,16 +24,22 @@ struct WritePage {
 struct WriteParticipant {
   bool posted = false;
   bool answered = false;    // its terminal completion has been sent
-  bool copying = false;     // its transfer has not ended
-  bool owes_pages = false;  // answered with kPagesBusy: kPagesReturned is due when the copy ends
+  bool owes_pages = false;  // answered with kPagesBusy: kPagesReturned is due when the last copy ends
   ClientSlot client;
   Generation client_generation;
   std::uint64_t user_data = 0;
   std::uint64_t operation_sequence = 0;
-  std::uint64_t results_at = 0;  // arena offset of its result words
-  TransferId transfer;
+  std::uint64_t results_at = 0;     // arena offset of its result words
+  std::vector<TransferId> copying;  // its transfers that have not ended
   std::uint64_t bytes = 0;
-  std::vector<std::uint32_t> positions;  // indices into `pages` that its transfer copies
+  std::vector<std::uint32_t> positions;  // indices into `pages` that its transfers copy, one behind the other
+};
+
+// How far the pages of a write are decided.
+struct WriteDecision {
+  std::uint64_t room = 0;     // bytes of the pool that the group may still pin
+  PageId previous;            // page of the position before, or none
+  bool broken_chain = false;  // there is none there: a page without its predecessor could never be found
 };
 
 struct GroupWrite {

@@ -484,14 +484,6 @@ void PageTable::condemn(PageId page, bool quarantine) {
   if (w.pins == 0 && !quarantine && (w.flags & PageWord::kStoring) == 0) release(page);
 }
 
-void PageTable::for_each_child(PageId page, const std::function<void(PageId)>& visit) const {
-  for (PageId child = family_[page.value].first_child; child;) {
-    const PageId next = family_[child.value].next;
-    visit(child);
-    child = next;
-  }
-}
-
 void PageTable::publish_gauges() {
   stats_.set(Counter::resident_pages, resident());
   stats_.set(Counter::used_pool_bytes, slots_.used_bytes());

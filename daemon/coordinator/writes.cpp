@@ -9,6 +9,11 @@
 #include "shm/crash_points.hpp"
 
 namespace hicache::daemon {
+namespace {
+
+constexpr std::uint32_t kAhead = 8;  // pages whose cache misses overlap
+
+}  // namespace
 
 void Coordinator::Impl::execute_write(Client& client, const Submission& submission, std::uint64_t sequence) {
   auto found = lease_for(client, LeaseId{submission.sequence_or_lease});
@@ -40,10 +45,11 @@ void Coordinator::Impl::execute_write(Client& client, const Submission& submissi
       return try_close(lease);
     }
   }
-  if (write == nullptr) {
+  const bool undecided = write == nullptr;
+  if (undecided) {
     if (stopping.load(std::memory_order_relaxed))
       return answer(client, submission, sequence, Status::shutting_down);
-    write = &decide_write(lease, submission);
+    write = &open_write(lease, submission);
   }
   WriteParticipant& rank = write->ranks[client.tp_rank];
   if (rank.posted) return answer(client, submission, sequence, Status::exists);
@@ -55,14 +61,20 @@ void Coordinator::Impl::execute_write(Client& client, const Submission& submissi
   const std::uint64_t lists = (submission.flags & Submission::kWithStates) != 0 ? 2 : 1;
   rank.results_at = submission.arena_offset + lists * submission.count * sizeof(std::uint32_t);
   if (write->ended) return answer_participant(*write, rank);
-  start_rank_copy(client, lease, *write, submission);
+  WriteDecision decision;
+  if (undecided) decision = begin_decision(lease, submission);
+  for (std::uint32_t first = 0; first < submission.count;) {
+    const std::uint32_t block_end = first + std::min(write_block, submission.count - first);
+    if (undecided) decide_pages(lease, submission, first, block_end, *write, decision);
+    start_rank_copy(client, submission, first, block_end, *write);
+    first = block_end;
+  }
   end_write_if_resolved(*write);
 }
 
-GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& submission) {
+GroupWrite& Coordinator::Impl::open_write(Lease& lease, const Submission& submission) {
   lease.writes.push_back(std::make_unique<GroupWrite>());
   GroupWrite& write = *lease.writes.back();
-  const Namespace& ns = namespaces.get(lease.namespace_id);
   write.lease = lease.id();
   write.first = submission.first;
   write.pages.resize(submission.count);
@@ -70,16 +82,28 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
   write.number = ++next_number;
   writes_in_flight.emplace(write.number, &write);
   set_deadline(Deadline{deadline_of(submission), 0, write.number});
+  return write;
+}
 
-  std::uint64_t room = pin_room(groups.get(lease.group));
-  PageId previous;
-  bool broken_chain = false;  // a page without its predecessor could never be found
+WriteDecision Coordinator::Impl::begin_decision(const Lease& lease, const Submission& submission) {
+  WriteDecision decision;
+  decision.room = pin_room(groups.get(lease.group));
   if (submission.first > 0) {
-    previous = pages.find(lease.hashes[submission.first - 1], lease.namespace_id);
-    broken_chain = previous.is_none();
+    decision.previous = pages.find(lease.hashes[submission.first - 1], lease.namespace_id);
+    decision.broken_chain = decision.previous.is_none();
   }
-  for (std::uint32_t i = 0; i < submission.count; ++i) {
+  return decision;
+}
+
+void Coordinator::Impl::decide_pages(Lease& lease, const Submission& submission, std::uint32_t first,
+                                     std::uint32_t end, GroupWrite& write, WriteDecision& decision) {
+  const Namespace& ns = namespaces.get(lease.namespace_id);
+  auto& [room, previous, broken_chain] = decision;
+  const std::uint32_t dropped_before = write.dropped;
+  for (std::uint32_t i = first; i < end; ++i) {
     const std::uint32_t position = submission.first + i;
+    if (i + kAhead < submission.count) pages.prefetch(lease.hashes[position + kAhead], lease.namespace_id);
+    pages.prefetch_free(kAhead);
     WritePage& slot = write.pages[i];
     slot.states = static_cast<bool>(scratch_states[i]);
     if (broken_chain) {
@@ -135,21 +159,25 @@ GroupWrite& Coordinator::Impl::decide_write(Lease& lease, const Submission& subm
     ++write.unresolved;
     previous = page;
   }
-  stats.add(Counter::dropped, write.dropped);
+  stats.add(Counter::dropped, write.dropped - dropped_before);
   HICACHE_CRASH_POINT(admit_decided);
-  return write;
 }
 
-void Coordinator::Impl::start_rank_copy(Client& client, Lease& lease, GroupWrite& write,
-                                        const Submission& submission) {
+void Coordinator::Impl::start_rank_copy(Client& client, const Submission& submission, std::uint32_t first,
+                                        std::uint32_t end, GroupWrite& write) {
   const RankMemory& memory = *client.memory;
-  const std::uint32_t tp_size = groups.get(lease.group).tp_size;
+  const auto tp_size = static_cast<std::uint32_t>(write.ranks.size());
   // MLA: every rank holds the same bytes, so each page is written by one rank, spread over the group.
   const bool shared_shard = memory.spec.shards() == 1 && tp_size > 1;
   const PageSpread spread(write.first, write.pages.size(), tp_size);
   WriteParticipant& rank = write.ranks[client.tp_rank];
+  TransferOwner owner;
+  owner.write_number = write.number;
+  owner.tp_rank = client.tp_rank;
+  owner.first = rank.positions.size();
   Transfer transfer;
-  for (std::uint32_t i = 0; i < write.pages.size(); ++i) {
+  transfer.pages.reserve(shared_shard ? (end - first) / tp_size + 1 : end - first);
+  for (std::uint32_t i = first; i < end; ++i) {
     const WritePage& slot = write.pages[i];
     if (slot.status != Status::again) continue;
     if (shared_shard && spread.way_of(i) != client.tp_rank) continue;
@@ -160,9 +188,10 @@ void Coordinator::Impl::start_rank_copy(Client& client, Lease& lease, GroupWrite
                  scratch_states[i]});
   }
   if (transfer.pages.empty()) return;
+  owner.end = rank.positions.size();
   if (memory.kernel != nullptr) {
-    for (const std::uint32_t position : rank.positions)
-      pages.lease_to(write.pages[position].page, client.pool_tag);
+    for (std::size_t i = owner.first; i < owner.end; ++i)
+      pages.lease_to(write.pages[rank.positions[i]].page, client.pool_tag);
   }
   transfer.id = TransferId{++next_number};
   transfer.memory = client.memory;
@@ -170,13 +199,9 @@ void Coordinator::Impl::start_rank_copy(Client& client, Lease& lease, GroupWrite
   transfer.fence = submission.fence;
   transfer.fence_value = submission.fence_value;
   transfer.deadline_ns = deadline_of(submission);
-  rank.transfer = transfer.id;
-  rank.copying = true;
+  rank.copying.push_back(transfer.id);
   ++write.copying;
   ++client.copies_in_flight;
-  TransferOwner owner;
-  owner.write_number = write.number;
-  owner.tp_rank = client.tp_rank;
   transfers_in_flight.emplace(transfer.id.value, owner);
   transfers->submit(std::move(transfer));
 }
@@ -187,11 +212,13 @@ void Coordinator::Impl::finish_rank_copy(const TransferDone& done, const Transfe
   GroupWrite& write = *writes_in_flight.at(owner.write_number);
   WriteParticipant& rank = write.ranks[owner.tp_rank];
   Client* client = clients.find(rank.client, rank.client_generation);
-  assert(client != nullptr && rank.copying);
+  assert(client != nullptr);
+  const std::size_t ended = std::erase(rank.copying, done.id);
+  assert(ended == 1);
+  static_cast<void>(ended);
   --client->copies_in_flight;
   --write.copying;
-  rank.copying = false;
-  rank.bytes = done.bytes;
+  rank.bytes += done.bytes;
   auto lease = leases.find(write.lease);
   assert(lease.ok());
 
@@ -202,8 +229,9 @@ void Coordinator::Impl::finish_rank_copy(const TransferDone& done, const Transfe
     stats.add(Counter::bytes_written, done.bytes);
     bump(clients.entry(*client).bytes_written, done.bytes);
     const std::uint32_t shards = client->memory->spec.shards();
-    for (const std::uint32_t position : rank.positions) {
-      const WritePage& slot = write.pages[position];
+    for (std::size_t i = owner.first; i < owner.end; ++i) {
+      if (i + kAhead < owner.end) pages.prefetch(write.pages[rank.positions[i + kAhead]].page);
+      const WritePage& slot = write.pages[rank.positions[i]];
       if (slot.status != Status::again) continue;  // given up meanwhile
       if (pages.complete_shard(slot.page, client->memory->shard, shards) &&
           pages.publishable(slot.page, shards)) {
@@ -212,7 +240,7 @@ void Coordinator::Impl::finish_rank_copy(const TransferDone& done, const Transfe
     }
     end_write_if_resolved(write);
   }
-  if (rank.owes_pages) {
+  if (rank.owes_pages && rank.copying.empty()) {
     rank.owes_pages = false;
     --client->owed_returns;
     Completion c;
@@ -231,7 +259,8 @@ void Coordinator::Impl::finish_rank_copy(const TransferDone& done, const Transfe
 
 // Publishes a page and every descendant that only waited for it.
 void Coordinator::Impl::publish_from(PageId first) {
-  std::vector<PageId> stack{first};
+  std::vector<PageId>& stack = scratch_publish;
+  stack.assign(1, first);
   while (!stack.empty()) {
     const PageId page = stack.back();
     stack.pop_back();
@@ -315,7 +344,7 @@ void Coordinator::Impl::end_write(GroupWrite& write, Status status) {
   }
   for (WriteParticipant& rank : write.ranks) {
     if (!rank.posted || rank.answered) continue;
-    if (rank.copying) transfers->cancel(rank.transfer);
+    for (const TransferId copy : rank.copying) transfers->cancel(copy);
     answer_participant(write, rank);
   }
   if (write.copying == 0) {
@@ -352,7 +381,7 @@ void Coordinator::Impl::answer_participant(GroupWrite& write, WriteParticipant& 
   c.dropped = write.dropped;
   c.operation_sequence = rank.operation_sequence;
   c.bytes = rank.bytes;
-  if (rank.copying) {
+  if (!rank.copying.empty()) {
     c.flags = Completion::kPagesBusy;
     rank.owes_pages = true;
     ++client->owed_returns;

@@ -278,6 +278,8 @@ void append_layer(const NamespaceSpec& spec, const DeviceGeometry& geometry, std
 }  // namespace
 
 void sort_pages(std::span<PagePair> pages) {
+  // The usual case: a request's slots follow each other in the pool.
+  if (std::is_sorted(pages.begin(), pages.end(), page_before)) return;
   std::sort(pages.begin(), pages.end(), page_before);
 }
 

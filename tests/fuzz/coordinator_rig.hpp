@@ -124,6 +124,8 @@ struct RigNodes {
   std::array<NumaNode, kTpSize> ranks{};
 };
 
+constexpr std::uint32_t kWriteBlock = 3;  // so that writes of a few pages are several copies
+
 class CoordinatorRig {
  public:
   // `storage`: with a tier below, whose backend keeps pages in memory.
@@ -133,8 +135,8 @@ class CoordinatorRig {
         pool_(map_sealed(kPoolBytes).second),
         rank_nodes_(nodes.ranks) {
     fill_header();
-    coordinator_.emplace(
-        daemon::CoordinatorOptions{config_, region_.tables(), false, kPoolBytes, nullptr, nodes.segments});
+    coordinator_.emplace(daemon::CoordinatorOptions{config_, region_.tables(), false, kPoolBytes, nullptr,
+                                                    nodes.segments, kWriteBlock});
     daemon::TransferOptions options;
     options.border_bytes = config_.pool.segment_bytes;
     options.pool_bytes = kPoolBytes;

@@ -29,6 +29,9 @@ void require_clean(const TestDaemon& daemon) {
   REQUIRE(clean);
 }
 
+constexpr std::uint32_t kManyPages = 5'056;  // of several blocks (CoordinatorOptions::write_block)
+constexpr const char* kLargePool = R"({"pool": {"max_pages": 8192}})";
+
 struct Pair {
   explicit Pair(const TestDaemon& daemon, Attention attention = Attention::mha,
                 const std::string& engine = "engine")
@@ -232,6 +235,75 @@ TEST_CASE(
   CHECK(pair.rank0.run(pair.rank0.session().reserve(1, hashes)).status == Status::stale_generation);
   for (TestRank* rank : {&pair.rank0, &pair.rank1}) rank->run(rank->session().release(ahead));
   CHECK(counter(daemon, "double_release") == 1);
+  require_clean(daemon);
+}
+
+TEST_CASE("a write of thousands of pages, copied block by block, brings every page on every rank") {
+  const TestDaemon daemon(kLargePool);
+  Pair pair(daemon);
+  const auto hashes = prompt(21, kManyPages);
+  const auto patterns =
+      prompt(22, TestRank::kDevicePages);  // device page i has what belongs to the i-th of these
+  std::vector<DevicePage> device;
+  for (std::uint32_t i = 0; i < kManyPages; ++i) device.push_back(DevicePage{i % TestRank::kDevicePages});
+  const LeaseId lease = pair.reserve_both(1, hashes, 0);
+  for (TestRank* rank : {&pair.rank0, &pair.rank1}) {
+    for (std::uint32_t i = 0; i < TestRank::kDevicePages; ++i) rank->fill(DevicePage{i}, patterns[i]);
+  }
+  const auto posted = pair.rank0.session().write(lease, 0, device);
+  const auto w1 = pair.rank1.run(pair.rank1.session().write(lease, 0, device));
+  const auto w0 = pair.rank0.run(posted);
+  for (const OperationResult& w : {w0, w1}) {
+    CHECK(w.status == Status::ok);
+    CHECK(w.written == kManyPages);
+    CHECK(w.bytes == std::uint64_t{kManyPages} * pair.spec.shard_bytes());
+  }
+  CHECK(pair.rank0.session().probe(hashes).leading == kManyPages);
+  // Where blocks begin and end, whatever their size, and everywhere else.
+  std::uint32_t wrong = 0;
+  for (std::uint32_t first = 0; first + TestRank::kDevicePages <= kManyPages;
+       first += TestRank::kDevicePages) {
+    for (TestRank* rank : {&pair.rank0, &pair.rank1}) {
+      for (std::uint32_t i = 0; i < TestRank::kDevicePages; ++i) rank->spoil(DevicePage{i});
+      REQUIRE(
+          rank->run(rank->session().load(lease, first, TestRank::pages(0, TestRank::kDevicePages))).status ==
+          Status::ok);
+      for (std::uint32_t i = 0; i < TestRank::kDevicePages; ++i)
+        wrong += rank->holds(DevicePage{i}, patterns[i]) ? 0 : 1;
+    }
+  }
+  CHECK(wrong == 0);
+  for (TestRank* rank : {&pair.rank0, &pair.rank1}) rank->run(rank->session().release(lease));
+  require_clean(daemon);
+}
+
+TEST_CASE("a write of thousands of pages whose fence never comes ends once, and returns its pages once") {
+  const TestDaemon daemon(kLargePool);
+  TestRank rank(daemon, "solo", 0, small_spec(Attention::mha, 1));
+  const auto hashes = prompt(23, kManyPages);
+  const auto reserved = rank.run(rank.session().reserve(1, hashes));
+  REQUIRE(reserved.status == Status::ok);
+  const std::vector<DevicePage> device(kManyPages, DevicePage{0});
+  const auto never = rank.run(rank.session().write(reserved.lease, 0, device, WriteFence{3, 1}, 50));
+  CHECK(never.status == Status::timed_out);
+  CHECK(never.page_status == std::vector<Status>(kManyPages, Status::dropped));
+  std::uint32_t returned = never.pages_busy ? 0 : 1;
+  REQUIRE(eventually([&] {
+    while (const auto event = rank.session().poll()) {
+      if (event->pages_returned && event->ticket == never.ticket) ++returned;
+    }
+    return returned > 0 && counter(daemon, "resident_pages") == 0;
+  }));
+  // The session goes on, and hears nothing more of it.
+  rank.fill(DevicePage{0}, hashes[0]);
+  rank.run(rank.session().release(reserved.lease));
+  const auto again = rank.run(rank.session().reserve(2, std::span(hashes).first(1)));
+  CHECK(rank.run(rank.session().write(again.lease, 0, TestRank::pages(0, 1))).written == 1);
+  while (const auto event = rank.session().poll()) {
+    if (event->pages_returned) ++returned;
+  }
+  CHECK(returned == 1);
+  rank.run(rank.session().release(again.lease));
   require_clean(daemon);
 }
 

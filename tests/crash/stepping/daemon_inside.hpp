@@ -24,12 +24,14 @@ constexpr const char* kSmallDaemon = R"({
              "completion_entries": 16, "arena_bytes": 4096}
 })";
 
+constexpr std::uint32_t kWriteBlock = 2;  // so that writes of a few pages are several copies
+
 class DaemonInside {
  public:
   DaemonInside(const daemon::Config& config, daemon::RegionOwner::Start start)
       : region_(take(daemon::RegionOwner::create(config, config.socket.path, start))),
-        coordinator_(daemon::CoordinatorOptions{config, region_.tables(), region_.taken_over(),
-                                                region_.pool_bytes(), nullptr}),
+        coordinator_(daemon::CoordinatorOptions{
+            config, region_.tables(), region_.taken_over(), region_.pool_bytes(), nullptr, {}, kWriteBlock}),
         transfers_(options(config), daemon::make_host_backend(region_.pool(), region_.pool_bytes()),
                    [this](const daemon::TransferDone& done) { coordinator_.inbox.post(done); }) {
     coordinator_.transfers = &transfers_;
