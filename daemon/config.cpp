@@ -1,6 +1,7 @@
 #include "daemon/config.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -48,7 +49,11 @@ class ConfigReader {
         fault(name + ": unknown key, expected one of " + names_in(""));
       }
     }
-    if (faults_.empty()) check_together();
+    if (faults_.empty()) {
+      if (!given_.contains("pool.segment_bytes"))
+        config_.pool.segment_bytes = default_segment_bytes(config_.pool.bytes);
+      check_together();
+    }
     return config_;
   }
   [[nodiscard]] const std::vector<std::string>& faults() const { return faults_; }
@@ -71,6 +76,7 @@ class ConfigReader {
   }
 
   void set(const ConfigKey& key, const Json& value) {
+    given_.insert(key.path);
     if (!key.set(config_, value)) fault(key.path + ": found " + shown(value) + ", expected " + key.expected);
   }
 
@@ -142,6 +148,7 @@ class ConfigReader {
   }
 
   Config config_;
+  std::set<std::string> given_;  // paths of the keys that the document has
   std::vector<std::string> faults_;
 };
 
@@ -152,6 +159,12 @@ std::string joined(const std::vector<std::string>& lines) {
 }
 
 }  // namespace
+
+std::uint64_t default_segment_bytes(std::uint64_t pool_bytes) {
+  constexpr std::uint64_t kLeast = 4 * kMiB;
+  constexpr std::uint64_t kMost = 256 * kMiB;
+  return std::clamp(std::bit_ceil(pool_bytes / 256), kLeast, kMost);
+}
 
 std::uint32_t Config::page_table_entries() const {
   if (pool.max_pages != 0) return pool.max_pages;

@@ -28,6 +28,10 @@ enum class BackupPolicy { none, write_through, write_through_selective, write_ba
 // What becomes of a dirty page whose room is needed at once.
 enum class DirtyEviction { drop, write_back };
 
+// Segments of a pool whose configuration does not say: large enough that their ends cut few copies and leave
+// little room unused, and many enough that page sizes can share the pool.
+[[nodiscard]] std::uint64_t default_segment_bytes(std::uint64_t pool_bytes);
+
 // Sizes may be written as numbers of bytes or as text with a unit: "64KiB", "512MiB", "200GiB". Keys marked
 // (reload) may change with SIGHUP; a reload that changes another key is refused as a whole and names it.
 struct Config {
@@ -44,7 +48,7 @@ struct Config {
   struct Pool {
     std::uint64_t bytes = 1ull << 30;           // reserved at start
     std::uint64_t memory_reserve = 1ull << 30;  // what must be left of the memory then, for everybody else
-    std::uint64_t segment_bytes = 4ull << 20;   // power of two from 64 KiB to 1 GiB
+    std::uint64_t segment_bytes = 4ull << 20;   // power of two from 64 KiB to 1 GiB; default_segment_bytes()
     std::uint32_t max_pages = 0;            // logical pages at most; 0 = pool.bytes / 16 KiB, at most 4 Mi
     HugePages huge_pages = HugePages::off;  // of the pool, when it is made
     NumaPlacement numa =

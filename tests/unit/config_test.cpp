@@ -147,6 +147,20 @@ TEST_CASE("keys that contradict each other are refused and both are named") {
   CHECK(parse_config(R"({"eviction": {"high_watermark": 0, "low_watermark": 0.5}})").ok());
 }
 
+TEST_CASE("segments that nobody asked for grow with the pool, and never beyond it") {
+  const auto segment = [](const std::string& pool) {
+    const auto config = parse_config(R"({"pool": {)" + pool + "}}");
+    REQUIRE(config.ok());
+    return config->pool.segment_bytes;
+  };
+  CHECK(segment("") == Config().pool.segment_bytes);
+  CHECK(segment(R"("bytes": "5MiB")") == 4 * kMiB);
+  CHECK(segment(R"("bytes": "16GiB")") == 64 * kMiB);
+  CHECK(segment(R"("bytes": "17GiB")") == 128 * kMiB);
+  CHECK(segment(R"("bytes": "2TiB")") == 256 * kMiB);
+  CHECK(segment(R"("bytes": "2TiB", "segment_bytes": "4MiB")") == 4 * kMiB);
+}
+
 TEST_CASE("every fault of a file is listed, not only the first") {
   const auto faults =
       faults_of(R"({"name": 1, "pool": {"x": 1, "bytes": "?"}, "y": 2, "log": {"level": "loud"}})");

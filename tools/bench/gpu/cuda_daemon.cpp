@@ -18,7 +18,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::uint64_t kPinTimeoutNs = 120'000'000'000;
-constexpr std::uint64_t kSegmentBytes = 64 * kMiB;
+constexpr std::uint64_t kSegmentBytes = 256 * kMiB;
 
 // Waits until the pool is pinned.
 Outcome await_pinned(const DaemonProcess& daemon) {
