@@ -32,17 +32,21 @@ struct GpuChunk {
 
 // Used by the GPU's transfer thread only; the streams are made and destroyed by the owner.
 struct GpuLane {
-  // Staged chunks take two streams in turn, whatever is configured: each is one large copy, and the next one
-  // starts while the last one ends. Direct chunks are many copies each and keep to one, unless configured.
-  static constexpr std::size_t kStagedStreams = 2;
+  // Staged writes take two streams in turn, whatever is configured: each chunk is one large copy, and the
+  // next one starts while the last one ends. Staged loads keep to one: a copy engine runs what one stream
+  // holds before it looks at another, so the second chunk of a load's first layers would wait for half of its
+  // other layers. Direct chunks are many copies each and keep to one, unless configured.
+  static constexpr std::size_t kStagedWriteStreams = 2;
+  static constexpr std::size_t kStagedLoadStreams = 1;
 
   // Of the next chunk.
   [[nodiscard]] CUstream stream(bool for_staged) const {
-    return streams[turn % (for_staged ? std::max(kStagedStreams, direct_streams) : direct_streams)];
+    return streams[turn % (for_staged ? staged_streams : direct_streams)];
   }
 
-  std::vector<CUstream> streams;   // at least kStagedStreams
+  std::vector<CUstream> streams;
   std::size_t direct_streams = 1;  // the first ones of them, for chunks that are not staged
+  std::size_t staged_streams = 1;  // the first ones of them, for those that are
   std::size_t turn = 0;            // grows with every chunk
   std::deque<GpuJobPtr> queue;     // the front one may be partly on the stream
   std::deque<GpuChunk> in_flight;  // oldest first

@@ -194,7 +194,8 @@ Outcome GpuMemory::open_streams(std::uint32_t streams) {
   for (auto& lane : lanes_) {
     lane = std::make_unique<GpuLane>();
     lane->direct_streams = streams;
-    for (std::size_t i = 0; i < std::max<std::size_t>(streams, GpuLane::kStagedStreams); ++i) {
+    lane->staged_streams = &lane == &lanes_[0] ? GpuLane::kStagedWriteStreams : GpuLane::kStagedLoadStreams;
+    for (std::size_t i = 0; i < std::max(lane->direct_streams, lane->staged_streams); ++i) {
       CUstream stream = nullptr;
       if (const CUresult r = driver.cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING); r != CUDA_SUCCESS) {
         return cuda_error(driver, r, "no stream for the rank");

@@ -96,10 +96,12 @@ void Schedules::add_staged(const NamespaceSpec& spec) {
   const auto add = [&](std::uint32_t first_group, std::uint32_t group) {
     if (first_group < layers) candidates_.push_back({{PlanOrder::page_major, first_group, group, true}});
   };
-  for (const std::uint32_t parts : {16u, 8u, 4u}) add(part(parts), part(parts));
-  // As early a first layer with fewer rows.
-  add(part(16), part(4));
-  add(part(16), layers - part(16));
+  // The first layers are few: their rows are the shortest, and what they wait for counts most. Behind them
+  // smaller groups, which let a model go on earlier, come before those that have fewer rows.
+  const std::uint32_t head = part(30);
+  for (const std::uint32_t parts : {16u, 4u}) add(head, part(parts));
+  add(head, layers - head);
+  for (const std::uint32_t parts : {8u, 4u}) add(part(parts), part(parts));
   candidates_.push_back({{PlanOrder::page_major, layers, layers, true}});
 }
 

@@ -102,6 +102,8 @@ stage_replay() {
 # The ranks' own kernels on the pool that they map.
 stage_kernel() {
   limited "$bin/gpu_test" -d yes "io_backend kernel*" || return 1
+  limited "$bench" transfer --methods kernel --page-tokens 64 --runs 1 --layouts together --repeats 3 \
+    --json "$out/transfer-kernel.json" || return 1
   local attention
   for attention in mha mla; do
     limited "$bench" replay "${replayed[@]}" --config "$config" --device cuda --io-backend kernel \

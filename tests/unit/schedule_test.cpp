@@ -200,7 +200,7 @@ TEST_CASE("layers that are announced one group after the other are worth short r
     }
     const Schedule s = Schedules(spec, together(spec), TransferMethod::staged, kSlot)
                            .choose(in_runs(16384 / tokens, 16384 / tokens), true);
-    CHECK(s.first_group == (layers + 15) / 16);
+    CHECK(s.first_group == (layers + 29) / 30);
     return 1 + (layers - s.first_group + s.group - 1) / s.group;
   };
   CHECK(groups(32, 8, 64) == 16);  // rows of 256 KiB
