@@ -80,6 +80,7 @@ bool begin_staged(GpuChunk& chunk, GpuJob& job, const GpuPool& pool, CUresult& e
   chunk.work = job.next_staged(chunk.part);
   if (direction == Direction::load) {
     copy(chunk, pool, error);
+    job.memory().staging()->rouse();  // while the copy runs
   } else {
     ask_rank(chunk);
   }

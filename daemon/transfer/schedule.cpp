@@ -98,7 +98,7 @@ void Schedules::add_staged(const NamespaceSpec& spec) {
   };
   // The first layers are few: their rows are the shortest, and what they wait for counts most. Behind them
   // smaller groups, which let a model go on earlier, come before those that have fewer rows.
-  const std::uint32_t head = part(30);
+  const std::uint32_t head = part(40);
   for (const std::uint32_t parts : {16u, 4u}) add(head, part(parts));
   add(head, layers - head);
   for (const std::uint32_t parts : {8u, 4u}) add(part(parts), part(parts));

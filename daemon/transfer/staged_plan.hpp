@@ -22,8 +22,8 @@ struct StagedChunk {
 bool can_stage(const NamespaceSpec& spec, std::uint64_t slot_bytes);
 
 // The chunk that follows `done` pages of the layers [first_layer, ...) of a group that ends at `group_end`:
-// all of its layers where they fit a slot, then as many pages as fit. Preconditions: can_stage, first_layer < group_end,
-// done < pages.
+// all of its layers where they fit a slot, then as many pages as fit. Preconditions: can_stage, first_layer <
+// group_end, done < pages.
 StagedChunk next_staged_chunk(const NamespaceSpec& spec, std::uint32_t first_layer, std::uint32_t group_end,
                               std::size_t done, std::size_t pages, std::uint64_t slot_bytes);
 

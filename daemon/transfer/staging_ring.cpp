@@ -57,7 +57,11 @@ void StagingRing::post(std::uint32_t slot, const StagingRequest& request) {
   numbers_[slot] = next_number_++;
   s.turn.store(staging_turn(numbers_[slot], StagingTurn::posted), std::memory_order_release);  // SYNC staging
   park_fence();  // SYNC staging park
-  if (block().asleep.load(relaxed) == 0) return;
+  rouse();
+}
+
+void StagingRing::rouse() {
+  if (block().asleep.load(std::memory_order_relaxed) == 0) return;
   block().wake.fetch_add(1, std::memory_order_release);
   futex_wake_one(&block().wake);
 }

@@ -36,6 +36,9 @@ class StagingRing {
 
   // Asks the rank to pack (write) or unpack (load) a taken slot.
   void post(std::uint32_t slot, const StagingRequest& request);
+  // Wakes the rank's thread, should it sleep, because a request will follow soon: it looks for one for a
+  // while before it sleeps again.
+  void rouse();
   // How the slot's request stands.
   [[nodiscard]] Answer answer(std::uint32_t slot) const;
   // Takes a request back. False when the rank has it already: then an answer follows.

@@ -200,10 +200,10 @@ TEST_CASE("layers that are announced one group after the other are worth short r
     }
     const Schedule s = Schedules(spec, together(spec), TransferMethod::staged, kSlot)
                            .choose(in_runs(16384 / tokens, 16384 / tokens), true);
-    CHECK(s.first_group == (layers + 29) / 30);
+    CHECK(s.first_group == (layers + 39) / 40);
     return 1 + (layers - s.first_group + s.group - 1) / s.group;
   };
-  CHECK(groups(32, 8, 64) == 16);  // rows of 256 KiB
+  CHECK(groups(32, 8, 64) == 17);  // rows of 256 KiB
   CHECK(groups(80, 1, 64) == 5);   // 80 KiB in 16 groups ran at 0.6 of the link beside a busy model
   CHECK(groups(32, 8, 16) == 5);
   CHECK(groups(80, 1, 16) == 2);

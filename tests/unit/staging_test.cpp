@@ -234,6 +234,21 @@ TEST_CASE("a rank takes requests in the order in which they were posted, and its
   CHECK_FALSE(rank.take(false, work));
 }
 
+TEST_CASE("a rank that sleeps is woken for a request, and before one that is on its way") {
+  Block block;
+  StagingRequests rank = block.rank();
+  CHECK_FALSE(rank.park(1'000'000));  // nobody wakes it
+  std::atomic<int> woken{0};
+  std::thread sleeper([&] { woken = rank.park(60'000'000'000) ? 1 : -1; });
+  while (woken == 0) block.ring->rouse();
+  sleeper.join();
+  CHECK(woken == 1);
+  const std::uint32_t slot = *block.ring->take(Direction::write);
+  const std::vector<PagePair> pages{{DevicePage{3}, PoolOffset{0}}};
+  block.ring->post(slot, request_of(pages));
+  CHECK(rank.park(60'000'000'000));  // posted before it slept
+}
+
 TEST_CASE("slots are bounded for each direction and come back") {
   Block block;
   std::set<std::uint32_t> slots;

@@ -290,7 +290,7 @@ void Staging::Impl::run() {
     } else if (sides[0].held || sides[1].held || requests->posted()) {
       ::sched_yield();  // a lane will be free soon
     } else if (!ladder.step()) {
-      requests->park(kParkNs);
+      if (requests->park(kParkNs)) ladder.reset();
     }
   }
   for (Side& side : sides) {

@@ -65,12 +65,14 @@ void StagingRequests::refuse(const StagingWork& work) {
   slot.done.store(static_cast<std::uint32_t>(work.number), std::memory_order_release);  // SYNC staging
 }
 
-void StagingRequests::park(std::uint64_t timeout_ns) {
+bool StagingRequests::park(std::uint64_t timeout_ns) {
   const std::uint32_t kicks = block_.wake.load(std::memory_order_acquire);
   block_.asleep.store(1, kRelaxed);
   park_fence();  // SYNC staging park
-  if (!posted()) futex_wait(&block_.wake, kicks, timeout_ns);
+  const bool found = posted();
+  if (!found) futex_wait(&block_.wake, kicks, timeout_ns);
   block_.asleep.store(0, kRelaxed);
+  return found || block_.wake.load(kRelaxed) != kicks;
 }
 
 void StagingRequests::wake() {

@@ -50,8 +50,8 @@ class HICACHE_LOCAL StagingRequests {
   }
   // The word that a stream sets to the low bits of the request's number behind its kernel.
   [[nodiscard]] A32& done_word(std::uint32_t slot) { return block_.slots[slot].done; }
-  // Sleeps until a request is posted, or wake() is called, or the time is over.
-  void park(std::uint64_t timeout_ns);
+  // Sleeps until a request is posted, or the daemon or wake() ends it, or the time is over: then false.
+  bool park(std::uint64_t timeout_ns);
   // Ends a sleep, from any thread.
   void wake();
 

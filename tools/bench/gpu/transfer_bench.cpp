@@ -26,7 +26,7 @@ using Json = nlohmann::json;
 // Not a value of transfer.method: the rank moves its pages itself, which this engine may.
 constexpr const char* kKernelMethod = "kernel";
 constexpr const char* kKernelEngine = "bench-kernel";
-constexpr useconds_t kLoadWindowUs = 250'000;  // over which the rate of an undisturbed load is taken
+constexpr useconds_t kLoadWindowUs = 100'000;  // over which the rate of an undisturbed load is taken
 
 enum class Direction : std::size_t { write, load, load_fenced, both, count_ };
 constexpr std::array<const char*, static_cast<std::size_t>(Direction::count_)> kDirectionNames{
@@ -116,11 +116,11 @@ class TransferCase {
       auto started = GpuLoad::start(gpu_, kind);
       if (!started) return started.error();
       load = std::move(*started);
-      ::usleep(kLoadWindowUs);
-      undisturbed = load_rate(*load);
     }
     std::array<Samples, kDirectionNames.size()> samples;
     for (std::uint32_t i = 0; i <= options_.repeats; ++i) {
+      // Clocks move with power and heat, so the load's own rate is taken again before every repetition.
+      if (load != nullptr && i > 0) undisturbed += load_rate(*load) / options_.repeats;
       if (Outcome done = iterate(load.get(), i > 0, samples); !done) return done;  // the first warms up
     }
     std::uint64_t wrong = 0;
@@ -129,10 +129,8 @@ class TransferCase {
     if (kind == LoadKind::none) {
       if (Outcome checked = check_bytes(words, wrong, first); !checked) return checked;
     }
-    if (load != nullptr) {
-      undisturbed = (undisturbed + load_rate(*load)) / 2;
-      if (load->failed()) return Error{Status::system_error, "the load on the GPU failed", 0};
-    }
+    if (load != nullptr && load->failed())
+      return Error{Status::system_error, "the load on the GPU failed", 0};
     for (std::size_t i = 0; i < samples.size(); ++i) {
       const auto direction = static_cast<Direction>(i);
       const double limit = direction == Direction::write  ? single.to_host
