@@ -102,9 +102,8 @@ Outcome fill_with_huge_pages(int fd, std::uint64_t bytes, HugePages wanted) {
     return success();
   }
   const std::string text = fmt::format(
-      "{} of the pool's {} are in huge pages{}{}; {} says \"{}\" (advise or always is needed), and enough "
-      "memory must be "
-      "free in pieces of 2 MiB",
+      "{} of the pool's {} are in huge pages{}{}; /dev/shm must be mounted with huge=advise, within_size or "
+      "always, {} says \"{}\" (anything but deny), and enough memory must be free in pieces of 2 MiB",
       format_bytes(huge), format_bytes(bytes), filled ? "" : ": ", filled ? "" : filled.error().message,
       kPolicyFile, shmem_huge_policy());
   if (wanted == HugePages::require) {

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "daemon/config.hpp"
+#include "daemon/needs.hpp"
 #include "daemon/service.hpp"
 #include "daemon/start_checks.hpp"
 #include "daemon/startup.hpp"
@@ -30,6 +31,7 @@ struct CommandLine {
   std::string config_path;
   bool check_config = false;
   bool print_config = false;
+  bool print_needs = false;
   bool foreground = false;
   bool fresh = false;
 };
@@ -63,11 +65,12 @@ int serve(const Config& config, const CommandLine& line, const std::string& conf
   if (!signals) return fail(kExitFailure, signals.error().message);
   if (auto logging = configure_logging(config.log); !logging)
     return fail(kExitFailure, logging.error().message);
-  raise_descriptor_limit();
+  raise_limits();
   keep_freed_memory();
-  if (auto limits = check_start_limits(config); !limits) {
-    spdlog::critical("{}", limits.error().message);
-    return config.log.file.empty() ? kExitFailure : fail(kExitFailure, limits.error().message);
+  const machine::Needs needs = needs_of(config);
+  if (auto checked = check_start(needs); !checked) {
+    spdlog::critical("this machine can't run daemon '{}':\n{}", config.name, checked.error().message);
+    return config.log.file.empty() ? kExitFailure : fail(kExitFailure, checked.error().message);
   }
   auto service =
       Service::start(config, line.fresh ? RegionOwner::Start::fresh : RegionOwner::Start::take_over);
@@ -85,6 +88,7 @@ int serve(const Config& config, const CommandLine& line, const std::string& conf
   if (detachment) detachment->ready();
   notify_service_manager("READY=1\nMAINPID=" + std::to_string(::getpid()));
   spdlog::info("daemon '{}' is ready at {}", config.name, running.socket_path());
+  const GpuCheck gpus(needs);
 
   wait_for_end(signals->get(), running, config_path);
   notify_service_manager("STOPPING=1");
@@ -105,6 +109,10 @@ int run(const CommandLine& line) {
   }
   if (line.print_config) {
     std::printf("%s\n", config_to_json(config).c_str());
+    return 0;
+  }
+  if (line.print_needs) {
+    std::fputs(machine::needs_to_text(needs_of(config)).c_str(), stdout);
     return 0;
   }
   if (path.empty()) return fail(kExitUsage, "--config FILE is required (--print-config shows the defaults)");
@@ -129,6 +137,9 @@ int start(int argc, char** argv) {
   app.add_flag("--check-config", line.check_config, "check the configuration file and exit");
   app.add_flag("--print-config", line.print_config,
                "print every key with its value (the default without --config) and exit");
+  app.add_flag("--print-needs", line.print_needs,
+               "print what the configuration (without --config: the defaults) needs from the machine and "
+               "exit; hicache-ctl doctor asks this");
   app.add_flag("--foreground", line.foreground, "stay attached to the terminal; else detach once ready");
   app.add_flag("--fresh", line.fresh,
                "drop the pages that an earlier daemon of this name left, instead of taking them over");

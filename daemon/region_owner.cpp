@@ -5,7 +5,6 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,10 +15,11 @@
 
 #include "daemon/config_keys.hpp"
 #include "daemon/huge_pages.hpp"
+#include "daemon/needs.hpp"
 #include "daemon/numa/pool_nodes.hpp"
 #include "shm/clock.hpp"
 #include "shm/crash_points.hpp"
-#include "shm/memory_guard.hpp"
+#include "shm/machine/checks.hpp"
 #include "shm/page_word.hpp"
 #include "shm/process.hpp"
 
@@ -36,40 +36,18 @@ std::uint64_t random_u64() {
   return v;
 }
 
-// Refuses before anything is reserved, so that the message can say how much is there and how much is missing.
-Outcome check_space(std::uint64_t wanted) {
-  struct statvfs fs {};
-  if (::statvfs(kShmDirectory, &fs) != 0)
-    return success();  // not mounted as a file system: let creation speak
-  const std::uint64_t free = std::uint64_t{fs.f_bavail} * fs.f_frsize;
-  if (free >= wanted) return success();
-  const std::uint64_t total = std::uint64_t{fs.f_blocks} * fs.f_frsize;
-  return Error{
-      Status::no_space,
-      fmt::format(
-          "/dev/shm has {} free of {}, but the pool and the control region need {}: lower pool.bytes, "
-          "remove what is left there (ls /dev/shm), or enlarge it (mount -o remount,size={} /dev/shm; "
-          "containers: --shm-size)",
-          format_bytes(free), format_bytes(total), format_bytes(wanted),
-          total - free + align_up(wanted, kMiB)),
-      0};
-}
-
-// The node's only reservation of memory for pages: a daemon that takes the region over makes none.
-Outcome check_memory(std::uint64_t wanted, std::uint64_t reserve) {
-  const auto available = available_memory();
-  if (!available) {
-    spdlog::warn("pool.memory_reserve is not looked after: {}", available.error().message);
-    return success();
+// What the start checks looked at, again at the moment of the reservation: the names of an earlier region are
+// gone now, and only now it is certain that this is the only daemon of the name. A daemon that takes a region
+// over reserves nothing.
+Outcome check_room(const Config& config) {
+  const machine::Needs needs = needs_of(config);
+  machine::Machine machine;
+  machine::measure_room(needs, "", machine);
+  for (const machine::Check& check :
+       {machine::check_shm(needs, machine), machine::check_memory(needs, machine)}) {
+    if (check.level == machine::Level::refused) return Error{Status::no_space, machine::sentence(check), 0};
   }
-  if (check_host_memory(wanted, *available, 1, reserve)) return success();
-  return Error{
-      Status::no_space,
-      fmt::format("{} of memory are available here and pool.memory_reserve keeps {} of them, but the "
-                  "pool and the control region need {}: lower pool.bytes or pool.memory_reserve, or "
-                  "raise the memory limit of the control group",
-                  format_bytes(*available), format_bytes(reserve), format_bytes(wanted)),
-      0};
+  return success();
 }
 
 // Before its memory is reserved. A kernel or container that forbids it costs speed, not the start.
@@ -222,9 +200,7 @@ Result<RegionOwner> RegionOwner::create(const Config& config, const std::string&
 
 Outcome RegionOwner::build(const Config& config, const RegionPlan& plan, const std::string& socket_path) {
   const std::uint64_t pool_bytes = usable_pool_bytes(config);
-  const std::uint64_t wanted = plan.total_bytes + pool_bytes;
-  if (auto space = check_space(wanted); !space) return space;
-  if (auto memory = check_memory(wanted, config.pool.memory_reserve); !memory) return memory;
+  if (auto room = check_room(config); !room) return room;
 
   // From here on the destructor removes what exists.
   created_ = true;

@@ -10,14 +10,15 @@
 #include <utility>
 
 #include "daemon/config_keys.hpp"
+#include "daemon/needs.hpp"
 #include "daemon/numa/pool_nodes.hpp"
 #include "shm/crash_points.hpp"
-#include "shm/socket_path.hpp"
+#include "shm/machine/checks.hpp"
 
 namespace hicache::daemon {
 namespace {
 
-// The default path's directory is ours to make; it must not be one that another user planted in /tmp.
+// The default path's directory is ours to make.
 Outcome prepare_default_directory(const std::string& socket_path) {
   const std::string directory = socket_path.substr(0, socket_path.rfind('/'));
   if (::mkdir(directory.c_str(), ::geteuid() == 0 ? 0755 : 0700) != 0 && errno != EEXIST) {
@@ -26,21 +27,19 @@ Outcome prepare_default_directory(const std::string& socket_path) {
                      "; set socket.path to a place where this user may write",
                  errno};
   }
-  struct stat st {};
-  const bool ours = ::lstat(directory.c_str(), &st) == 0 && S_ISDIR(st.st_mode) && st.st_uid == ::geteuid() &&
-                    (st.st_mode & (S_IWGRP | S_IWOTH)) == 0;
-  if (ours) return success();
-  return Error{Status::not_permitted,
-               "the socket's directory " + directory +
-                   " is not a directory that only this user can write: remove it, or set socket.path",
-               0};
+  return success();
 }
 
+// The directory is looked at again: between the start checks and now somebody may have made another one.
 Result<std::string> socket_path_for(const Config& config) {
-  if (!config.socket.path.empty()) return config.socket.path;
-  std::string path = default_socket_path(config.name);
-  if (auto prepared = prepare_default_directory(path); !prepared) return prepared.error();
-  return path;
+  const machine::Needs needs = needs_of(config);
+  if (needs.own_directory) {
+    if (auto prepared = prepare_default_directory(needs.socket_path); !prepared) return prepared.error();
+  }
+  const machine::Check check =
+      machine::check_socket(needs, machine::measure_socket_directory(needs, ""), ::geteuid());
+  if (check.level != machine::Level::ok) return Error{Status::not_permitted, machine::sentence(check), 0};
+  return needs.socket_path;
 }
 
 // Measured, not assumed: a pool that was taken over may have been placed under another configuration, and a

@@ -1,59 +1,48 @@
 #include "daemon/start_checks.hpp"
 
 #include <spdlog/spdlog.h>
-#include <sys/resource.h>
 
-#include "daemon/config_keys.hpp"
-#include "daemon/region_owner.hpp"
-#include "shm/cgroup_limit.hpp"
+#include <string>
+#include <utility>
+
+#include "shm/machine/checks.hpp"
 
 namespace hicache::daemon {
 namespace {
 
-constexpr std::uint64_t kOwnDescriptors = 64;
-constexpr std::uint64_t kDescriptorsPerClient = 4;
-
-Outcome check_memory(const Config& config, const std::string& root) {
-  const std::uint64_t wanted = usable_pool_bytes(config) + plan_region(shape_for(config)).total_bytes;
-  const CgroupMemoryLimit limit = cgroup_memory_limit(root);
-  if (limit.bytes >= wanted) return success();
-  return Error{
-      Status::no_space,
-      fmt::format("the cgroup memory limit of {} ({}) is below the {} that pool and control region reserve: "
-                  "raise it (containers: --memory; systemd: MemoryMax=), or lower pool.bytes",
-                  format_bytes(limit.bytes), limit.path, format_bytes(wanted)),
-      0};
-}
-
-Outcome check_descriptors(const Config& config) {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return success();
-  const std::uint64_t wanted = kOwnDescriptors + kDescriptorsPerClient * config.limits.clients;
-  if (limit.rlim_cur >= wanted) return success();
-  return Error{Status::no_space,
-               fmt::format("the limit of open files is {}, limits.clients {} needs {} at least: raise it "
-                           "(LimitNOFILE=, ulimit -n), or lower limits.clients",
-                           limit.rlim_cur, config.limits.clients, wanted),
-               0};
-}
-
-void look_at_locked_memory(const Config& config) {
-  rlimit limit{};
-  if (config.cuda.mode != CudaMode::at_start || ::getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return;
-  if (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= config.pool.bytes) return;
-  spdlog::warn(
-      "the limit of locked memory is {}, the pool has {}: without CAP_IPC_LOCK pinning it will be refused "
-      "(LimitMEMLOCK=infinity, ulimit -l unlimited, --ulimit memlock=-1)",
-      format_bytes(limit.rlim_cur), format_bytes(config.pool.bytes));
+void log_degraded(const machine::Check& check) {
+  if (check.level == machine::Level::degraded) spdlog::warn("start check, {}", machine::sentence(check));
 }
 
 }  // namespace
 
-Outcome check_start_limits(const Config& config, const std::string& root) {
-  if (auto memory = check_memory(config, root); !memory) return memory;
-  if (auto descriptors = check_descriptors(config); !descriptors) return descriptors;
-  look_at_locked_memory(config);
-  return success();
+Outcome check_start(const machine::Needs& needs, const machine::Probes& probes) {
+  std::string refusals;
+  for (const machine::Check& check : machine::examine(needs, machine::measure(needs, probes))) {
+    log_degraded(check);
+    if (check.level == machine::Level::refused)
+      refusals += (refusals.empty() ? "" : "\n") + machine::sentence(check);
+  }
+  if (refusals.empty()) return success();
+  return Error{Status::system_error, refusals, 0};
+}
+
+GpuCheck::GpuCheck(const machine::Needs& needs) {
+  machine::Machine machine;
+  machine.nvidia_driver = machine::has_nvidia_driver("");
+  if (needs.gpus == machine::GpuNeed::none) return;
+  if (!machine.nvidia_driver) {
+    log_degraded(machine::check_gpus(needs, machine));
+    return;
+  }
+  thread_ = std::thread([needs, machine]() mutable {
+    machine::measure_gpus(machine::Probes::real(), machine);
+    log_degraded(machine::check_gpus(needs, machine));
+  });
+}
+
+GpuCheck::~GpuCheck() {
+  if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace hicache::daemon

@@ -54,14 +54,16 @@ void keep_freed_memory() {
 #endif
 }
 
-void raise_descriptor_limit() {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
-  limit.rlim_cur = limit.rlim_max;
-  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) {
-    spdlog::warn("cannot raise the limit of open descriptors to {}: {}", limit.rlim_max,
-                 std::strerror(errno));
-  }
+void raise_limits() {
+  const auto raise = [](auto resource, const char* what) {
+    rlimit limit{};
+    if (::getrlimit(resource, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+    limit.rlim_cur = limit.rlim_max;
+    if (::setrlimit(resource, &limit) != 0)
+      spdlog::warn("cannot raise the limit of {} to {}: {}", what, limit.rlim_max, std::strerror(errno));
+  };
+  raise(RLIMIT_NOFILE, "open descriptors");
+  raise(RLIMIT_MEMLOCK, "locked memory");
 }
 
 Result<UniqueFd> capture_signals() {

@@ -13,8 +13,9 @@ namespace hicache::daemon {
 // Makes spdlog's default logger write to the configured place.
 Outcome configure_logging(const Config::Log& log);
 
-// Raises the limit of open descriptors as far as this user may: every client needs several.
-void raise_descriptor_limit();
+// Raises the limits of open descriptors and of locked memory as far as this user may: every client needs
+// several of the former, and a pool that is pinned for GPUs counts as the latter.
+void raise_limits();
 // Freed memory stays with the process, up to 64 MiB: lists of large requests come and go, and the page faults
 // of fresh memory cost more than filling it. For the call before any thread exists.
 void keep_freed_memory();

@@ -46,7 +46,7 @@ TEST_CASE("a limit of open files that its clients would exceed is refused at the
       "ulimit -n 100; exec " + program("hicached") + " --config " + daemon.config_path() + " --foreground";
   const auto run = run_program({"/bin/sh", "-c", command});
   CHECK(run.status.exited_with(1));
-  CHECK(run.err.find("the limit of open files is 100, limits.clients 64 needs 320 at least") !=
+  CHECK(run.err.find("open files: hard limit 100, limits.clients 64 needs 320 at least") !=
         std::string::npos);
   CHECK(run.err.find("ulimit -n") != std::string::npos);
   CHECK(shm_leftovers(daemon.name()).empty());
@@ -190,7 +190,7 @@ TEST_CASE("AC-22 a pool that would eat the reserve of the memory is refused at s
                                            R"("}})");
   const auto run = run_program({program("hicached"), "--config", dir.file("reserve.json"), "--foreground"});
   CHECK(run.status.exited_with(1));
-  CHECK(contains(run.err, "pool.memory_reserve keeps 60TiB"));
+  CHECK(contains(run.err, "pool.memory_reserve keeps 60 TiB"));
   CHECK(contains(run.err, "lower pool.bytes or pool.memory_reserve"));
   CHECK(shm_leftovers(name).empty());
 }

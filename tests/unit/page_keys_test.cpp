@@ -1,5 +1,5 @@
 // AC-14 to AC-17: under which names SGLang's storage back ends keep a page.
-#include "daemon/storage/page_keys.hpp"
+#include "shm/page_keys.hpp"
 
 #include "shm/prefix_hash.hpp"
 #include "tests/support/catch.hpp"

@@ -26,14 +26,13 @@ Result<std::optional<PrefixHash>> digest_of(const char* option, const std::optio
 
 std::vector<NamedKey> keys_of(const PrefixHash& hash, const HashOptions& o,
                               const std::optional<PrefixHash>& ns) {
-  using daemon::MooncakeNames;
   std::vector<NamedKey> keys = {
-      {"file (sglang)", {daemon::file_key(hash, o.owner)}},
-      {"mooncake 0.5.3", daemon::mooncake_keys(hash, o.owner, MooncakeNames::v0_5_3)},
-      {"mooncake newest", daemon::mooncake_keys(hash, o.owner, MooncakeNames::newest)},
-      {"hf3fs", daemon::hf3fs_keys(hash, o.owner.attention, o.layout)},
-      {"nixl", {daemon::nixl_key(hash, o.owner)}},
-      {"eic", {daemon::eic_key(hash, o.owner, o.layout)}},
+      {"file (sglang)", {file_key(hash, o.owner)}},
+      {"mooncake 0.5.3", mooncake_keys(hash, o.owner, MooncakeNames::v0_5_3)},
+      {"mooncake newest", mooncake_keys(hash, o.owner, MooncakeNames::newest)},
+      {"hf3fs", hf3fs_keys(hash, o.owner.attention, o.layout)},
+      {"nixl", {nixl_key(hash, o.owner)}},
+      {"eic", {eic_key(hash, o.owner, o.layout)}},
   };
   if (ns) {
     keys.push_back({"file (segment)", {to_hex(*ns) + ":" + to_hex(hash)}});

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "daemon/storage/page_keys.hpp"
+#include "shm/page_keys.hpp"
 #include "shm/page_layout.hpp"
 #include "shm/status.hpp"
 #include "shm/types.hpp"
@@ -22,7 +22,7 @@ struct HashOptions {
   std::optional<std::string> cache_salt;
   std::optional<std::string> ns_digest;  // 64 hex digits: for the keys that hold the namespace
   std::string redis_prefix = "hicache";
-  daemon::KeyOwner owner;
+  KeyOwner owner;
   PageLayout layout = PageLayout::page_first;
 };
 

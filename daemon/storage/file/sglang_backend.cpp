@@ -17,8 +17,8 @@
 #include "daemon/storage/file/sglang_binding.hpp"
 #include "daemon/storage/file/sglang_files.hpp"
 #include "daemon/storage/file/sglang_space.hpp"
-#include "daemon/storage/page_keys.hpp"
 #include "shm/clock.hpp"
+#include "shm/page_keys.hpp"
 
 namespace hicache::daemon {
 namespace {

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "daemon/storage/page_keys.hpp"
 #include "shm/fd.hpp"
 #include "shm/namespace_spec.hpp"
+#include "shm/page_keys.hpp"
 #include "shm/page_layout.hpp"
 #include "shm/status.hpp"
 

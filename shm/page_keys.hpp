@@ -12,7 +12,7 @@
 #include "shm/page_layout.hpp"
 #include "shm/types.hpp"
 
-namespace hicache::daemon {
+namespace hicache {
 
 // What the names hold beside the hash.
 struct KeyOwner {
@@ -45,4 +45,4 @@ constexpr std::size_t whole_pages(std::size_t objects, std::size_t per_page) {
   return objects / per_page;
 }
 
-}  // namespace hicache::daemon
+}  // namespace hicache

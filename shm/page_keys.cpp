@@ -1,10 +1,10 @@
-#include "daemon/storage/page_keys.hpp"
+#include "shm/page_keys.hpp"
 
 #include <algorithm>
 
 #include "shm/prefix_hash.hpp"
 
-namespace hicache::daemon {
+namespace hicache {
 namespace {
 
 std::string file_model(const KeyOwner& owner) {
@@ -75,4 +75,4 @@ std::string eic_key(const PrefixHash& hash, const KeyOwner& owner, PageLayout la
          "_@sglang_" + to_hex(hash);
 }
 
-}  // namespace hicache::daemon
+}  // namespace hicache
