@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <string_view>
 
 #include "shm/machine/checks.hpp"
 #include "shm/machine/machine.hpp"
@@ -16,6 +17,7 @@
 
 using namespace hicache;
 using namespace hicache::machine;
+using namespace std::string_view_literals;
 
 namespace {
 
@@ -369,7 +371,7 @@ TEST_CASE(
 TEST_CASE("garbage in the system's files raises no alarm and ends nothing") {
   const FakeRoot root;
   const std::string noise(
-      "\0\xff[\n]] Max open files\nMax open files  many  99999999999999999999  files\n::\n0::\n", 83);
+      "\0\xff[\n]] Max open files\nMax open files  many  99999999999999999999  files\n::\n0::\n"sv);
   for (const char* file : {"proc/meminfo", "proc/mounts", "proc/self/limits", "proc/self/status",
                            "proc/self/cgroup", "sys/fs/cgroup/memory.max", "etc/systemd/logind.conf",
                            "sys/kernel/mm/transparent_hugepage/shmem_enabled"})
