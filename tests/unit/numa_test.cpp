@@ -1,8 +1,11 @@
 // The pool on machines with several NUMA nodes: what the kernel says is read right, memory is bound where it
 // should be, and slots are taken on the node of the GPUs that copy them.
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -30,6 +33,24 @@ std::vector<NumaNode> striped(std::uint32_t segments, std::uint32_t per_stripe, 
   std::vector<NumaNode> all;
   for (std::uint32_t i = 0; i < segments; ++i) all.emplace_back(i / per_stripe % count);
   return all;
+}
+
+// How the memory at `at` is bound, as the kernel keeps it with the object. Without a policy: MPOL_DEFAULT and
+// no node.
+struct MemoryPolicy {
+  int mode = -1;
+  std::vector<NumaNode> nodes;
+};
+MemoryPolicy policy_at(const void* at) {
+  constexpr std::size_t kBits = 8 * sizeof(unsigned long);
+  std::array<unsigned long, 4096 / kBits> mask{};
+  MemoryPolicy policy;
+  if (::syscall(SYS_get_mempolicy, &policy.mode, mask.data(), mask.size() * kBits, at, MPOL_F_ADDR) != 0)
+    return {};
+  for (std::uint32_t i = 0; i < mask.size() * kBits; ++i) {
+    if ((mask[i / kBits] >> (i % kBits) & 1) != 0) policy.nodes.emplace_back(i);
+  }
+  return policy;
 }
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
@@ -90,6 +111,18 @@ TEST_CASE("memory that was bound before it was reserved lies where it was bound,
   const auto found = nodes_of_stripes(static_cast<const std::uint8_t*>(mapping->data()), kBytes, kStripe);
   REQUIRE(found.size() == 6);
   for (std::size_t i = 0; i < found.size(); ++i) CHECK(found[i] == here[i % here.size()]);
+  // Where there is one node all memory lies on it, bound or not: so the binding itself is read back, at both
+  // ends of each stripe.
+  const auto* memory = static_cast<const std::uint8_t*>(mapping->data());
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const std::uint64_t end = std::min((i + 1) * kStripe, kBytes);
+    for (const std::uint64_t at : {i * kStripe, end - 1}) {
+      const MemoryPolicy policy = policy_at(memory + at);
+      CAPTURE(i, at);
+      CHECK(policy.mode == MPOL_PREFERRED);
+      CHECK(policy.nodes == std::vector<NumaNode>{here[i % here.size()]});
+    }
+  }
 }
 
 TEST_CASE("a node that the machine does not have is refused by name") {
